@@ -63,6 +63,7 @@ from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.passes.lowering.unequal_extents import MarkUnequalExtents
 from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
 from tkc.passes.lowering.update_in_place import UpdateInPlace
+from tkc.passes.lowering.wide_literals import with_wide_literals
 from tkc.passes.lowering.widen_products import WidenProducts
 from tkc.passes.lowering.widened_softmax import WidenedSoftmax
 from tkc.passes.lowering.write_rows import WriteRows
@@ -210,7 +211,9 @@ def fusion_stages() -> list[PassStage]:
                 TransposedProducts(),
                 SimpleSizes(),
                 GroupedConcatenations(),
-                transform.LegalizeOps(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape})),
+                transform.LegalizeOps(
+                    with_wide_literals(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape}))
+                ),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 MarkUnequalExtents(),

@@ -17,6 +17,7 @@ from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.blocks import nodes
+from tkc.schedules.lowering.vector_selections import lanes_of
 from tkc.schedules.target import is_gpu_code
 
 _LAZY = Op.get("tirx.if_then_else")
@@ -136,9 +137,9 @@ class _Values:
         return tirx.BufferLoad(buffer, indices)
 
     def _always_first(self, expr: tirx.And | tirx.Or) -> tirx.PrimExpr:
-        """``expr``, of whose operands only the first is evaluated in any case."""
+        """``expr``, of whose operands only the first is evaluated in any case; of vectors both are."""
         first = self.rewritten(expr.a)
-        outer, self._lazy = self._lazy, True
+        outer, self._lazy = self._lazy, self._lazy or lanes_of(expr) == 1
         second = self.rewritten(expr.b)
         self._lazy = outer
         return type(expr)(first, second)

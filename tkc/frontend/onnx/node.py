@@ -124,6 +124,14 @@ class Node:
         if not self.algebra.at_least(size, minimum):
             self._require_that(compared(tirx.GE, size, minimum))
 
+    def require_elements(self, size: Size) -> None:
+        """See to it that an axis, of whose elements some are read wherever there is a result, has elements.
+
+        That is learned or asked of the inputs' sizes. What data decides is not: indices into no rows are out of range.
+        """
+        if not isinstance(size, int) and self.algebra.is_of_inputs(size) and not self.algebra.at_least(size, 1):
+            self.algebra.ask_of_inputs(compared(tirx.GE, size, 1))
+
     def require_equal(self, size: Size, other: Size) -> None:
         """See to it that two sizes are equal: learned of the model's inputs, or checked at the call."""
         if self.algebra.undecided(size, other):
@@ -180,6 +188,7 @@ class Node:
 
         ``part`` is as in :class:`tkc.frontend.indices.IndexUse`.
         """
+        self.require_elements(size)
         self.index_uses.add(indices, size, wraps=True, source=describe(self.proto), part=part)
 
     def note_count(self, counts: relax.Expr, size: Size) -> None:

@@ -47,18 +47,22 @@ _MOST_SIZES = 500
 
 
 def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> list[relax.TensorStructInfo]:
-    """The types of the graph's inputs, with one symbolic size for each name that their dimensions have."""
+    """The types of the graph's inputs, with one symbolic size for each name that their dimensions have.
+
+    A size of first axes alone, as of a batch, may be 0.
+    """
     shapes = [_declared_shape(value) for value in inputs]
     plain = {dim for shape in shapes for dim in shape if isinstance(dim, str) and dim.isidentifier()}
     sizes: dict[str, tirx.Var] = {}
     taken = set(plain)
+    behind = {dim for shape in shapes for dim in shape[1:]}
 
     def size(name: str) -> tirx.Var:
         if name not in sizes:
             taken.discard(name)
             sizes[name] = tirx.Var(identifier(name, taken), "int64")
             taken.add(sizes[name].name)
-            algebra.declare_input(sizes[name])
+            algebra.declare_input(sizes[name], minimum=1 if name in behind else 0)
         return sizes[name]
 
     def extent(dim: int | str) -> Size:

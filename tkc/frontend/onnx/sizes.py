@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class SizeAlgebra:
 
     def __init__(self) -> None:
         self._analyzer = arith.Analyzer()
+        self._filled = arith.Analyzer()  # to which no input is empty
         self._values: dict[tirx.Var, tirx.PrimExpr] = {}
         self.ranges: dict[tirx.Var, SizeRange] = {}
         self.variables: set[tirx.Var] = set()
@@ -71,20 +73,40 @@ class SizeAlgebra:
         self.in_part = False
         """Whether the graph that is imported may not run in a call: a branch, or the body of a loop."""
 
-    def declare_input(self, size: tirx.Var) -> None:
-        """Add a size that an input of the model has, of which the graph may imply more than the default range."""
-        self._bound(size, SizeRange())
+    def declare_input(self, size: tirx.Var, minimum: int) -> None:
+        """Add a size that an input of the model has, of which the graph may imply more than the ``minimum``.
+
+        Where one of 0 leaves a formula longer or a comparison open, the size is learned to be 1 at least: a model that
+        takes the last of ``n`` rows is for some.
+        """
+        self._bound(size, SizeRange(minimum))
 
     def declare(self, size: tirx.Var, minimum: int) -> None:
         """Add a size that the model computes."""
         self.variables.add(size)
-        self._analyzer.update(size, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
+        for analyzer in (self._analyzer, self._filled):
+            analyzer.update(size, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
 
     def _bound(self, size: tirx.Var, sizes: SizeRange) -> None:
         self.variables.add(size)
         self.ranges[size] = sizes
         upper = arith.ConstIntBound.POS_INF if sizes.maximum is None else sizes.maximum
         self._analyzer.update(size, arith.ConstIntBound(sizes.minimum, upper), override=True)
+        self._filled.update(size, arith.ConstIntBound(max(sizes.minimum, 1), upper), override=True)
+
+    def _learn_filled(self, formula: tirx.PrimExpr) -> None:
+        """Learn that no size of an input in ``formula`` is 0, and raise :class:`SizesLearned`."""
+        for variable in self._maybe_empty(formula):
+            self._bound(variable, dataclasses.replace(self.ranges[variable], minimum=1))
+        raise SizesLearned
+
+    def _maybe_empty(self, formula: Size) -> list[tirx.Var]:
+        found = (self.ranges.get(variable) for variable in _variables(formula))
+        return [
+            variable
+            for variable, sizes in zip(_variables(formula), found, strict=True)
+            if sizes is not None and sizes.minimum == 0 and sizes.maximum != 0
+        ]
 
     def resolve(self, size: Size) -> Size:
         """The size in terms of the variables that are left once what was learned is put in."""
@@ -148,9 +170,13 @@ class SizeAlgebra:
                 raise SizesLearned
         return False
 
+    def is_of_inputs(self, formula: Size) -> bool:
+        """Whether sizes of the model's inputs alone decide ``formula``."""
+        return all(variable in self.ranges for variable in _variables(formula))
+
     def ask_of_inputs(self, condition: tirx.PrimExpr) -> bool:
         """Have each call checked for ``condition``; ``False`` where more than sizes of inputs decides it."""
-        if self.in_part or not all(variable in self.ranges for variable in _variables(condition)):
+        if self.in_part or not self.is_of_inputs(condition):
             return False
         if not is_formula(str(written_size(condition))):  # a choice among sizes, say
             return False
@@ -166,6 +192,8 @@ class SizeAlgebra:
             raise UndecidedError(f"a size is a formula of more than {_MOST_TERMS} terms")
         self._require_right_bounds(size)
         simple = self._analyzer.simplify(size)
+        if self._maybe_empty(size) and not structural_equal(simple, self._filled.simplify(size)):
+            self._learn_filled(size)
         self._require_right_bounds(simple)
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
 
@@ -182,11 +210,17 @@ class SizeAlgebra:
         if isinstance(condition, bool):
             return condition
         self._require_right_bounds(condition)
+        for holds, stated in ((True, condition), (False, tirx.Not(condition))):
+            if self._proven(stated):
+                return holds
+        raise UndecidedError(f"{condition} depends on the sizes")
+
+    def _proven(self, condition: tirx.PrimExpr) -> bool:
         if self._analyzer.can_prove(condition):
             return True
-        if self._analyzer.can_prove(tirx.Not(condition)):
-            return False
-        raise UndecidedError(f"{condition} depends on the sizes")
+        if self._maybe_empty(condition) and self._filled.can_prove(condition):
+            self._learn_filled(condition)
+        return False
 
     def equal(self, left: Size, right: Size) -> bool:
         """Whether two sizes are provably equal; raises :class:`UndecidedError` where that depends on the sizes."""
@@ -198,9 +232,9 @@ class SizeAlgebra:
     def minimum(self, left: Size, right: Size) -> Size:
         """The smaller of two sizes."""
         if not _plain(left, right):
-            if self._analyzer.can_prove(left <= right):
+            if self._proven(left <= right):
                 return left
-            return right if self._analyzer.can_prove(right <= left) else self.simplify(tirx.min(left, right))
+            return right if self._proven(right <= left) else self.simplify(tirx.min(left, right))
         return min(left, right)
 
     def maximum(self, left: Size, right: Size) -> Size:

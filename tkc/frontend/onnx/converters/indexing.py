@@ -149,10 +149,21 @@ def _scatter_elements(node: Node) -> Converted:
 
 
 def _scatter_nd(node: Node) -> Converted:
+    """As elements scattered over rows: of the axes that an index goes into, and of those behind them."""
     depth = _depth(node)
-    node.require_shape(2, [*node.shape(1)[:-1], *node.shape(0)[depth:]])
-    indices = bounded_indices(node, 1, node.shape(0)[:depth]).tensor
-    return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
+    indexed, behind = node.shape(0)[:depth], node.shape(0)[depth:]
+    node.require_shape(2, [*node.shape(1)[:-1], *behind])
+    indices = node.emit(relax.op.astype(bounded_indices(node, 1, indexed).tensor, "int64"))
+    steps = size_vector(node, [node.algebra.product(indexed[axis + 1 :]) for axis in range(depth)])
+    places = node.emit(relax.op.sum(node.emit(relax.op.multiply(indices, steps)), -1))
+    count = node.algebra.product(node.shape(1)[:-1])
+    places = node.emit(relax.op.reshape(places, [count, *[1] * len(behind)]))
+    places = node.emit(relax.op.broadcast_to(places, [count, *behind]))
+    rows = node.emit(relax.op.reshape(node.tensor(0), [node.algebra.product(indexed), *behind]))
+    written = node.emit(relax.op.reshape(node.tensor(2), [count, *behind]))
+    reduction = node.attribute("reduction", "none")
+    scattered = relax.op.scatter_elements(rows, places, written, 0, "update" if reduction == "none" else reduction)
+    return relax.op.reshape(node.emit(scattered), node.shape(0))
 
 
 def _compress(node: Node) -> Converted:

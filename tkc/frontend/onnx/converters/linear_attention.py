@@ -105,6 +105,7 @@ def _causal_convolution(node: Node) -> Converted:
     batch, channels, length = node.shape(0)
     taps, dtype = node.shape(1)[2], node.dtype(0)
     node.require_shape(1, [channels, 1, taps])
+    node.require_at_least(taps, 1)
     kept = node.algebra.simplify(taps - 1)
     if node.has(3):
         node.require_shape(3, [batch, channels, kept])

@@ -40,6 +40,10 @@ def _top_k(node: Node) -> Converted:
     inner = _SORTED_AS.get(dtype, dtype)
     data = node.emit(relax.op.astype(_without_top_bit(node.tensor(0)), inner)) if inner != dtype else node.tensor(0)
     fixed = count[0] if count is not None and isinstance(count[0], int) else None
+    if fixed is not None:
+        node.require_at_least(node.shape(0)[axis], fixed)
+    elif count is not None:
+        node.require_at_most(count[0], node.shape(0)[axis])
     # Of a number that only the running model knows, all are sorted.
     found = node.emit(relax.op.topk(data, -1 if fixed is None else fixed, axis, "both", largest, "int64"))
     values, indices = (node.emit(relax.TupleGetItem(found, i)) for i in range(2))
@@ -84,6 +88,7 @@ def _position_of(reduction: Reduction) -> Converter:
     def convert(node: Node) -> Converted:
         axis, keep = normalized_axis(node.attribute("axis", 0), node.rank(0)), bool(node.attribute("keepdims", 1))
         last = bool(node.attribute("select_last_index", 0))
+        node.require_at_least(node.shape(0)[axis], 1)
         return _first_or_last(node, node.tensor(0), axis, reduction, keep, last)
 
     return convert

@@ -44,6 +44,10 @@ def _windows(node: Node) -> _Windows:
     pads = list(node.attribute("pads", [0] * 2 * rank))
     windows = _Windows(kernel, strides, dilations, pads[:rank], pads[rank:], sizes)
     how = node.attribute("auto_pad", "NOTSET")
+    least = [windows.extent(axis) for axis in range(rank)]
+    if node.attribute("ceil_mode", 0):
+        least = [max(extent - stride + 1, 1) for extent, stride in zip(least, strides, strict=True)]
+    _fit_windows(node, sizes, least)
     if how == "NOTSET":
         return windows
     if how not in ("SAME_UPPER", "SAME_LOWER", "VALID"):
@@ -52,6 +56,17 @@ def _windows(node: Node) -> _Windows:
     halves = [(total // 2, total - total // 2) for total in totals]
     begins, ends = ([half[i] for half in halves] for i in ((1, 0) if how == "SAME_LOWER" else (0, 1)))
     return dataclasses.replace(windows, begins=begins, ends=ends)
+
+
+def _fit_windows(node: Node, sizes: Sequence[Size], least: Sequence[int]) -> None:
+    """See to it that an image of ``sizes`` has elements, and with its padding ``least`` of them along each axis."""
+    rank = len(sizes)
+    how, pads = node.attribute("auto_pad", "NOTSET"), [0] * 2 * rank
+    if how == "NOTSET":
+        pads = list(node.attribute("pads", pads))
+    for axis, (size, fewest) in enumerate(zip(sizes, least, strict=True)):
+        padded = fewest - pads[axis] - pads[rank + axis]
+        node.require_at_least(size, 1 if how.startswith("SAME") else max(padded, 1))
 
 
 def _same_padding(windows: _Windows, axis: int) -> int:
@@ -205,6 +220,8 @@ def _conv_transpose(node: Node) -> Converted:
     channels, filters, *sizes = node.shape(1)
     node.require_shape(1, [channels, filters, *node.attribute("kernel_shape", sizes)])
     node.require_equal(node.shape(0)[1], channels)
+    for size in node.shape(0)[2:]:
+        node.require_at_least(size, 1)
     if node.has(2):
         node.require_shape(2, [node.algebra.simplify(filters * node.attribute("group", 1))])
     kernel = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node), dilations, strict=True)]
@@ -269,7 +286,9 @@ def fit_convolution(node: Node, data: int, weights: int) -> None:
     groups = node.attribute("group", 1)
     filters, channels, *kernel = node.shape(weights)
     node.require_shape(weights, [filters, channels, *node.attribute("kernel_shape", kernel)])
-    _kernel_sizes(node, weights)
+    dilations = node.attribute("dilations", [1] * len(kernel))
+    extents = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node, weights), dilations, strict=True)]
+    _fit_windows(node, node.shape(data)[2:], extents)
     if groups > 1 and not (isinstance(filters, int) and isinstance(channels, int)):
         raise ConversionError(
             "needs fixed numbers of channels, as it has groups; export the model with fixed sizes there"

@@ -43,7 +43,11 @@ def _roi_align(node: Node) -> Converted:
         dtype if dtype in EXACT else "float32",
     )
     node.require_shape(1, [node.shape(2)[0], 4])
-    node.index_uses.add(node.tensor(2), node.shape(0)[0], wraps=False, source=describe(node.proto))
+    images, _, *sizes = node.shape(0)
+    node.require_elements(images)
+    for size in sizes:
+        node.require_at_least(size, 1)
+    node.index_uses.add(node.tensor(2), images, wraps=False, source=describe(node.proto))
     data, corners = (
         node.tensor(i) if node.dtype(i) == regions.inner else node.emit(relax.op.astype(node.tensor(i), regions.inner))
         for i in range(2)
