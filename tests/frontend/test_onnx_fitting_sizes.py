@@ -141,6 +141,28 @@ GRAPHS: dict[str, tuple[str, Shapes, Sequence[Shapes]]] = {
         [(2, 1, 3, 3), (2, 4, 5, 2)],
         [[(2, 1, 3, 3), (3, 4, 5, 2)], [(2, 1, 3, 3), (2, 4, 5, 3)]],
     ),
+    "parts of other sizes": (
+        "(float[n, m] x, float[k, j] z) => (float[a, b] y, float[c, d] w) { s = Shape(z) y, w = Split<axis=0>(x, s) }",
+        [(5, 2), (2, 3)],
+        [[(5, 2), (2, 2)], [(4, 2), (2, 3)], [(5, 2), (3, 3)]],
+    ),
+    "as many parts": (
+        "(float[n, m] x) => (float[a, b] y, float[c, d] w, float[e, f] v) { y, w, v = Split<axis=1, num_outputs=3>(x) }",
+        [(2, 8)],
+        [[(2, 1)]],
+    ),
+    "the largest of an axis": (
+        "(float[n, m] x) => (float[a, b] y, int64[c, d] i) "
+        "{ k = Constant<value_ints=[3]>() y, i = TopK<axis=0>(x, k) }",
+        [(4, 2)],
+        [[(2, 2)], [(1, 2)]],
+    ),
+    "as many of the largest as another has rows": (
+        "(float[n, m] x, float[k, j] z) => (float[a, b] y, int64[c, d] i) "
+        "{ k = Shape<end=1>(z) y, i = TopK<axis=0>(x, k) }",
+        [(4, 2), (3, 1)],
+        [[(2, 2), (3, 1)], [(4, 2), (5, 1)]],
+    ),
     "blocks of scales": (
         "(float[n, m] x, float[k, j] z) => (float[a, b] y) "
         "{ q = QuantizeLinear<axis=1, block_size=2, output_dtype=3>(x, z) f = Cast<to=1>(q) y = Identity(f) }",

@@ -63,6 +63,27 @@ def test_parts_of_a_tensor() -> None:
         call(X, X[:, :2])
 
 
+def test_parts_whose_sizes_are_computed() -> None:
+    """Of a number that is known: by what the data says, and by the sizes of another tensor."""
+    call = compiled("""g (float[a, 3] x, int64[2] rows, float[d, e] w) => (float[b, 3] y, float[c, 3] z, float[p, 3] v) {
+        zero = Constant<value_int = 0>()
+        one = Constant<value_int = 1>()
+        s = SplitToSequence(x, rows)
+        y = SequenceAt(s, zero)
+        z = SequenceAt(s, one)
+        sizes = Shape(w)
+        t = SplitToSequence(x, sizes)
+        v = SequenceAt(t, one)
+    }""")
+    for rows in ([1, 3], [4, 0], [2, 2]):
+        y, z, v = call(X, np.array(rows), np.zeros((3, 1), np.float32))
+        for found, expected in ((y, X[: rows[0]]), (z, X[rows[0] :]), (v, X[3:])):
+            np.testing.assert_array_equal(found, expected)
+    for rows, sizes in (([1, 2], (3, 1)), ([-1, 5], (3, 1)), ([1, 3], (3, 2))):
+        with pytest.raises(InputError):
+            call(X, np.array(rows), np.zeros(sizes, np.float32))
+
+
 @pytest.mark.parametrize(
     ("nodes", "told"),
     [

@@ -90,18 +90,18 @@ def _split(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> Val
     size = shape[axis]
     given = inputs[1] if len(inputs) > 1 else None
     known = None if given is None else given.known
-    if given is not None and known is not None and known.values.ndim == 1:
-        parts = known.sizes
-    elif not isinstance(size, int) or (given is not None and (known is None or known.symbolic)):
+    count = None if given is None else _number_of_parts(importer, given)
+    if given is not None and count is not None:
+        return Value(sequence=importer.computed("Split", [data, given], outputs=count, axis=axis) if count else [])
+    if not isinstance(size, int) or (given is not None and (known is None or known.symbolic)):
         raise ConversionError(
             "makes a sequence of a length that only the running model knows; make the parts constants, and fix the "
             "size of the axis"
         )
-    else:
-        part = 1 if known is None else int(known.values.item())
-        if part < 1:
-            raise ConversionError(f"splits into parts of {part}; correct the model")
-        parts = [min(part, size - start) for start in range(0, size, part)]
+    part = 1 if known is None else int(known.values.item())
+    if part < 1:
+        raise ConversionError(f"splits into parts of {part}; correct the model")
+    parts = [min(part, size - start) for start in range(0, size, part)]
     single = given is None and not attributes.get("keepdims", 1)
     if not parts:
         return Value(sequence=[])
@@ -111,6 +111,12 @@ def _split(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> Val
         axes = Value(Known.constant(np.array([axis], "int64")))
         results = [importer.computed("Squeeze", [part, axes])[0] for part in results]
     return Value(sequence=results)
+
+
+def _number_of_parts(importer: GraphImporter, given: Value) -> int | None:
+    """How many sizes a vector has; ``None`` for one size of all parts, and for a vector of no fixed length."""
+    vector = shape_of(expression_of(given, importer.builder), importer.algebra)
+    return vector[0] if len(vector) == 1 and isinstance(vector[0], int) else None
 
 
 def _mapped(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> list[Value]:

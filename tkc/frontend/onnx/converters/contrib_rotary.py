@@ -18,6 +18,7 @@ def rotated(node: Node, tensor: relax.Expr, cosines: relax.Expr, sines: relax.Ex
     half = shape_of(cosines, node.algebra)[-1]
     if not isinstance(half, int) or not isinstance(width, int):
         raise ConversionError("needs heads and caches of fixed widths; export the model with fixed sizes there")
+    node.require_at_least(width, 2 * half)
 
     def part(data: relax.Expr, axis: int, start: int, end: int) -> relax.Expr:
         return node.emit(relax.op.strided_slice(data, [axis], [start], [end], assume_inbound=True))
@@ -43,6 +44,7 @@ def angles(node: Node, caches: Sequence[int], positions: relax.Expr, half: int) 
     for cache in caches:
         size, width = node.shape(cache)
         node.note_indices(positions, size)
+        node.require_at_least(width, half)
         table = node.tensor(cache)
         if not is_number(width, half):
             table = node.emit(relax.op.strided_slice(table, [1], [0], [half], assume_inbound=True))

@@ -241,9 +241,15 @@ def _split(node: Node) -> Converted:
         total = sum(parts)  # a size that is not known is this one, or a call fails
         node.require_shape(0, [total if i == axis else other for i, other in enumerate(node.shape(0))])
         size = node.shape(0)[axis]
-    if parts is None:
+    elif parts is not None:
+        node.require_equal(size, node.algebra.simplify(sum(parts)))
+    else:
+        if "num_outputs" not in node.attributes:
+            node.require_multiple(size, count)
         part = node.algebra.simplify((size + count - 1) // count)
         parts = [part] * (count - 1) + [node.algebra.simplify(size - part * (count - 1))]
+    for part in parts:
+        node.require_at_least(part, 0)
     ends = np.cumsum(np.array(parts, dtype=object)).tolist()
     if isinstance(size, int) and all(isinstance(part, int) and part > 0 for part in parts):
         return relax.op.split(node.tensor(0), ends[:-1], axis) if count > 1 else (node.tensor(0),)
