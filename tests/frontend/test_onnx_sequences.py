@@ -65,7 +65,8 @@ def test_parts_of_a_tensor() -> None:
 
 def test_parts_whose_sizes_are_computed() -> None:
     """Of a number that is known: by what the data says, and by the sizes of another tensor."""
-    call = compiled("""g (float[a, 3] x, int64[2] rows, float[d, e] w) => (float[b, 3] y, float[c, 3] z, float[p, 3] v) {
+    call = compiled("""g (float[a, 3] x, int64[2] rows, float[d, e] w)
+                       => (float[b, 3] y, float[c, 3] z, float[p, 3] v) {
         zero = Constant<value_int = 0>()
         one = Constant<value_int = 1>()
         s = SplitToSequence(x, rows)

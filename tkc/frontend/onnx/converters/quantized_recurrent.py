@@ -30,7 +30,9 @@ def _dynamic_quantize_lstm(node: Node) -> Converted:
     count, width, hidden = cell.directions, cell.width, cell.hidden
     steps, batch, features = node.shape(0)
     node.require_shape(1, [count, features, width])
-    lengths = recurrent_lengths(node, steps) if node.has(4) else None
+    lengths = recurrent_lengths(node, steps, batch) if node.has(4) else None
+    if node.has(PEEPHOLES):
+        node.require_shape(PEEPHOLES, [count, 3 * hidden])
     inputs = _products(node, cell, _without_rest(node, lengths))
     if node.has(3):
         halves = node.emit(relax.op.reshape(node.tensor(3), [count, 2, width]))

@@ -78,8 +78,10 @@ def _recurrent(kind: Kind) -> Converter:
         steps, batch = x.struct_info.shape.values[:2]
         inputs, weights, bias = _products(node, cell, x, inner)
         first, first_cell = (first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6))
+        if cell.peepholes:
+            node.require_shape(PEEPHOLES, [cell.directions, 3 * cell.hidden])
         peepholes = _as(node, node.tensor(PEEPHOLES), inner) if cell.peepholes else None
-        lengths = recurrent_lengths(node, steps) if node.has(4) else None
+        lengths = recurrent_lengths(node, steps, batch) if node.has(4) else None
         operands = Operands(inputs, weights, first, first_cell, bias, peepholes, None, lengths)
         states, *last = emit_recurrence(node.builder, cell, operands, inner)
         if batch_first:
@@ -166,8 +168,9 @@ def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> tuple[relax.
     return node.emit(relax.op.add(product, bias)), recurrent, apart
 
 
-def recurrent_lengths(node: Node, steps: Size) -> relax.Expr:
+def recurrent_lengths(node: Node, steps: Size, batch: Size) -> relax.Expr:
     """How many steps each sequence has."""
+    node.require_shape(4, [batch])
     node.note_count(node.tensor(4), steps)
     return _as(node, node.tensor(4), "int32")
 

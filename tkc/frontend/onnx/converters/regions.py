@@ -1,4 +1,4 @@
-"""RoiAlign: averages and maxima over the points of regions of images."""
+"""RoiAlign and MaxRoiPool: averages and maxima over the points or pixels of regions of images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar, size_scalar, with_inputs
 from tkc.frontend.onnx.domains import describe
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
@@ -43,11 +43,7 @@ def _roi_align(node: Node) -> Converted:
         dtype if dtype in EXACT else "float32",
     )
     node.require_shape(1, [node.shape(2)[0], 4])
-    images, _, *sizes = node.shape(0)
-    node.require_elements(images)
-    for size in sizes:
-        node.require_at_least(size, 1)
-    node.index_uses.add(node.tensor(2), images, wraps=False, source=describe(node.proto))
+    _note_images(node, node.tensor(2))
     data, corners = (
         node.tensor(i) if node.dtype(i) == regions.inner else node.emit(relax.op.astype(node.tensor(i), regions.inner))
         for i in range(2)
@@ -134,4 +130,26 @@ def _computation(regions: _Regions, mode: str) -> Callable[..., te.Tensor]:
     return compute
 
 
-CONVERTERS: dict[str, Converter] = {"RoiAlign": _roi_align}
+def _max_roi_pool(node: Node) -> Converted:
+    """``data [N, C, H, W]`` and regions ``[R, 5]``, each the number of its image and its corners."""
+    images = node.shape(0)[0]
+    node.require_shape(1, [node.shape(1)[0], 5])
+    numbers, corners = (
+        node.emit(relax.op.strided_slice(node.tensor(1), [1], [start], [end])) for start, end in ((0, 1), (1, 5))
+    )
+    _note_images(node, node.emit(relax.op.astype(numbers, "int64")))
+    last = node.emit(relax.op.astype(size_scalar(node, node.algebra.simplify(images - 1), "int64"), node.dtype(1)))
+    within = node.emit(relax.op.minimum(relax.op.maximum(numbers, scalar(0, node.dtype(1))), last))
+    return with_inputs(node, [node.tensor(0), node.emit(relax.op.concat([within, corners], 1))]).stock()
+
+
+def _note_images(node: Node, numbers: relax.Expr) -> None:
+    """See to it that there are images with pixels, and that ``numbers`` are theirs."""
+    images, _, *sizes = node.shape(0)
+    node.require_elements(images)
+    for size in sizes:
+        node.require_at_least(size, 1)
+    node.index_uses.add(numbers, images, wraps=False, source=describe(node.proto))
+
+
+CONVERTERS: dict[str, Converter] = {"MaxRoiPool": _max_roi_pool, "RoiAlign": _roi_align}
