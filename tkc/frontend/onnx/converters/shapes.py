@@ -298,8 +298,7 @@ def _pad(node: Node) -> Converted:
     widths = [(0, 0)] * rank
     for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         widths[axis] = (before, after)
-    if not _fit_padding(node, widths, mode):
-        return _pad_at_run_time(node)
+    _fit_padding(node, widths, mode)
     data = _crop(node, widths)
     padded = [max(width, 0) for pair in widths for width in pair]
     if not any(padded):
@@ -309,19 +308,13 @@ def _pad(node: Node) -> Converted:
     return relax.op.nn.pad(data, padded, _PAD_MODES[mode], value)
 
 
-def _fit_padding(node: Node, widths: Sequence[tuple[int, int]], mode: str) -> bool:
-    """See to it that no more is taken away than there is, and that there is what is repeated.
-
-    ``False`` where an axis may be repeated more than once, which Relax cannot.
-    """
-    fits = True
+def _fit_padding(node: Node, widths: Sequence[tuple[int, int]], mode: str) -> None:
+    """See to it that no more is taken away than there is, and that there is what is repeated or mirrored."""
     for size, pair in zip(node.shape(0), widths, strict=True):
         left, most = node.algebra.simplify(size + sum(min(width, 0) for width in pair)), max(pair)
         least = 0 if most <= 0 or mode == "constant" else most + 1 if mode == "reflect" else 1
         if min(pair) < 0 or least:
             node.require_at_least(left, least)
-        fits &= most <= 0 or mode != "wrap" or (isinstance(left, int) and left >= most)
-    return fits
 
 
 def _pad_at_run_time(node: Node) -> Converted:
