@@ -99,7 +99,7 @@ def test_the_algebra_of_onnx_simplifies_to_the_value_or_leaves_it_to_the_call(pa
     """What it leaves is computed in tensors."""
     n, left = tirx.SizeVar("n", "int64"), 0
     algebra = SizeAlgebra()
-    algebra.declare_input(n)
+    algebra.declare_input(n, minimum=1)
     for seed in range(part, 800, 4):
         formula = _formula(seed)
         try:
