@@ -39,7 +39,7 @@ def kernel_choices(
 
 
 def tuning_choices(root: Path, target: Target, *, libraries: bool = True) -> RecordedChoices:
-    """As :func:`kernel_choices` of a database that is tuned into: the folder may be yet to be made."""
+    """As :func:`kernel_choices` of a database that is tuned into, whose folder need not exist yet."""
     return _choices([root, shipped_database()], target, False, libraries)
 
 

@@ -32,7 +32,7 @@ def convert_literals(func: tirx.PrimFunc, *, on_cuda: bool) -> tirx.PrimFunc:
         literal = arith.Analyzer().simplify(cast.value)
         if not isinstance(literal, tirx.IntImm | tirx.FloatImm):
             return None
-        return _literal(_converted(literal.value, cast.dtype, on_cuda=on_cuda), cast.dtype)
+        return tirx.const(_converted(literal.value, cast.dtype, on_cuda=on_cuda), cast.dtype)
 
     return func.with_body(ir_transform(func.body, None, converted, ["tirx.Cast", "tirx.Call"]))
 
@@ -44,14 +44,7 @@ def _bits(call: tirx.Call) -> tirx.PrimExpr | None:
     if not call.dtype.startswith(("int", "uint")) or DataType(call.dtype).lanes != 1:
         return None
     number = np.array(call.args[0].value).astype(ml_dtypes.bfloat16 if (of := call.args[0].dtype) == "bfloat16" else of)
-    return _literal(int(number.view(call.dtype)), call.dtype)
-
-
-def _literal(number: int, dtype: str) -> tirx.PrimExpr:
-    if number < 1 << 63:
-        return tirx.IntImm(dtype, number)
-    halves = (tirx.IntImm("uint32", half) for half in (number & 0xFFFFFFFF, number >> 32))
-    return tirx.call_intrin(dtype, "tirx.large_uint_imm", *halves)
+    return tirx.const(int(number.view(call.dtype)), call.dtype)
 
 
 def _converted(number: float, dtype: str, *, on_cuda: bool) -> int:

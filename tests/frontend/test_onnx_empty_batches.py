@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.frontend.onnx_execution import compiled
+from tests.frontend.onnx_execution import compiled, parsed
 from tkc.errors import InputError
 
 _GENERATOR = np.random.default_rng(0)
@@ -126,6 +126,31 @@ def test_rows_that_are_read(name: str) -> None:
     call(np.ones((least, 4), np.float32), *indices)
     with pytest.raises(InputError, match="axis 0 of input 'x'"):
         call(np.ones((least - 1, 4), np.float32), *indices)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "nodes"),
+    [
+        ("by its name", "n", "y = MatMul(z, x)"),
+        ("in a formula", "2*n", "d = Concat<axis=0>(x, x) y = MatMul(z, d)"),
+        ("as the model has it", "k", "y = MatMul(z, x)"),
+        (
+            "as the model has it, from the other side",
+            "k",
+            "t = Transpose(x) s = Transpose(z) w = MatMul(t, s) y = Transpose(w)",
+        ),
+    ],
+)
+def test_a_size_that_is_of_another_axis_too(name: str, columns: str, nodes: str) -> None:
+    """Is at least 1, as are all that are not first in their inputs alone."""
+    times = 2 if "formula" in name else 1
+    model = parsed(_model(f"(float[n, 4] x, float[3, k] z) => (float[3, 4] y) {{ {nodes} }}"))
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = columns
+    call = compiled(model)
+    (found,) = call(np.ones((5, 4), np.float32), np.ones((3, 5 * times), np.float32))
+    np.testing.assert_array_equal(found, np.full((3, 4), 5.0 * times))
+    with pytest.raises(InputError, match="at least 1"):
+        call(np.ones((0, 4), np.float32), np.ones((3, 0), np.float32))
 
 
 # A graph of an image, and the smallest that its windows fit, with the padding.

@@ -212,7 +212,7 @@ def _arrays(shapes: Shapes, kinds: Sequence[str]) -> list[np.ndarray]:
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sizes_that_do_not_fit_are_refused(name: str) -> None:
-    """Those that fit are computed as ONNX's own reference does."""
+    """Those that fit are computed as ONNX's own reference does, where it can."""
     text, fitting, unfit = GRAPHS[name]
     model = parsed(f"g {text}")
     kinds = re.findall(r"(float|int64)\[[^]]*\] \w+(?=[,)])", text.split("=>")[0])
@@ -220,9 +220,9 @@ def test_sizes_that_do_not_fit_are_refused(name: str) -> None:
     given = _arrays(fitting, kinds)
     results = call(*given)
     names = dict(zip((each.name for each in model.graph.input), given, strict=True))
-    wanted = results if name in NOT_IN_THE_REFERENCE else ReferenceEvaluator(model).run(None, names)
-    for found, expected in zip(results, wanted, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    if name not in NOT_IN_THE_REFERENCE:
+        for found, expected in zip(results, ReferenceEvaluator(model).run(None, names), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     for shapes in unfit:
         with pytest.raises(InputError):
             call(*_arrays(shapes, kinds))

@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+import torch
 from onnx.backend.test.case.test_case import TestCase
 
+import tkc
 from tests.frontend.onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 from tkc.errors import InputError, UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
@@ -202,6 +204,41 @@ def test_scattering_stays_inside(graph: str, indices: list) -> None:
     body = computed(graph)
     found = evaluated(f"g (float[4, 3] x, {shapes}) => (float[4, 3] y) {{ {body} }}", INDEXED, given, updates)[0]
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_rows_whose_size_is_a_formula_are_scattered(reduction: str) -> None:
+    """``x [n, 2, m - 1]`` at indices of rows and of rows of rows; NaN and infinity as ONNX's reference has them."""
+    cut = "one = Constant<value_ints = [1]>() end = Constant<value_ints = [99]>() axis = Constant<value_ints = [-1]>()"
+    model = parsed(f"""g (float[n, 2, m] x, int64[k, 1] i, int64[j, 2] p, float[k, 2, m] u, float[j, m] v)
+        => (float[a, b, c] y, float[d, e, f] z) {{ {cut}
+        w = Slice(x, one, end, axis)
+        r = Slice(u, one, end, axis)
+        s = Slice(v, one, end, axis)
+        y = ScatterND<reduction = "{reduction}">(w, i, r)
+        z = ScatterND<reduction = "{reduction}">(w, p, s) }}""")
+    call, reference = compiled(model), onnx.reference.ReferenceEvaluator(model)
+    generator = np.random.default_rng(0)
+    for n, m in ((4, 5), (2, 2), (3, 1)):
+        x, u, v = (generator.normal(size=shape).astype("float32") for shape in ((n, 2, m), (2, 2, m), (1, m)))
+        u.flat[-1], v.flat[-1] = np.inf, np.nan
+        given = {"x": x, "i": np.array([[n - 1], [-2]]), "p": np.array([[0, 1]]), "u": u, "v": v}
+        for found, expected in zip(call(*given.values()), reference.run(None, given), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_regions_of_images_that_are_not_there() -> None:
+    """Are an error if that is asked for; otherwise they are of the nearest image, and of the first for NaN."""
+    model = parsed("""g (float[n, 1, 4, 4] x, float[r, 5] q) => (float[a, b, c, d] y)
+        { y = MaxRoiPool<pooled_shape = [1, 1]>(x, q) }""")
+    x = np.arange(32, dtype="float32").reshape(2, 1, 4, 4)
+    regions = np.array([[image, 0, 0, 3, 3] for image in (0, 1, 2, -1, np.nan)], "float32")
+    np.testing.assert_array_equal(compiled(model)(x, regions)[0].ravel(), [15, 31, 31, 15, 15])
+    exe = tkc.compile(model, checks=True)
+    exe(torch.from_numpy(x), torch.from_numpy(regions[:2]))
+    for bad in regions[2:]:
+        with pytest.raises(InputError, match="MaxRoiPool"):
+            exe(torch.from_numpy(x), torch.from_numpy(bad[None]))
 
 
 @pytest.mark.parametrize(("operator", "shape"), [("Gather", [1, 3, 3]), ("GatherElements", [1, 3])])

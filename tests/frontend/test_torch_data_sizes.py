@@ -239,9 +239,9 @@ def test_negative_counts_are_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [2, 5])
 def test_sizes_of_which_no_call_has_both_are_refused(rows: int) -> None:
-    """Exporting takes parts that are added to each other for equal ones, and one that is added to a row for a row.
+    """PyTorch's export asserts that parts that are added have equal sizes, and that the first has one row.
 
-    ``rows`` of them are neither: each assertion holds by itself.
+    The other has ``rows``: each assertion holds in some call, and no call has both.
     """
 
     class Parts(torch.nn.Module):

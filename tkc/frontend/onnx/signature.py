@@ -55,7 +55,8 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
     plain = {dim for shape in shapes for dim in shape if isinstance(dim, str) and dim.isidentifier()}
     sizes: dict[str, tirx.Var] = {}
     taken = set(plain)
-    behind = {dim for shape in shapes for dim in shape[1:]}
+    others = (dim for shape in shapes for dim in shape[1:] if isinstance(dim, str))
+    behind = {name for dim in others for name in (dim, *_names_in(dim))}
 
     def size(name: str) -> tirx.Var:
         if name not in sizes:
@@ -69,10 +70,7 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
         if isinstance(dim, int):
             return dim
         expression = _parse_dimension(dim)
-        if expression is None:
-            return size(dim)
-        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
-        return _evaluate_dimension(expression, size) if names and names <= plain else size(dim)
+        return size(dim) if expression is None or not _names_in(dim) <= plain else _evaluate_dimension(expression, size)
 
     names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
     if len(names) > _MOST_SIZES:
@@ -108,6 +106,13 @@ def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
         dim.dim_value if is_fixed(dim) else given_name(dim) or f"{value.name}_{axis}"
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
     ]
+
+
+def _names_in(dim: str) -> set[str]:
+    """The names that a formula has; of what is none, itself."""
+    expression = _parse_dimension(dim)
+    names = set() if expression is None else {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
+    return names or {dim}
 
 
 def is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:

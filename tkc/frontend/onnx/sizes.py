@@ -63,7 +63,7 @@ class SizeAlgebra:
 
     def __init__(self) -> None:
         self._analyzer = arith.Analyzer()
-        self._filled = arith.Analyzer()  # to which no input is empty
+        self._filled = arith.Analyzer()  # for which no size of an input is 0
         self._values: dict[tirx.Var, tirx.PrimExpr] = {}
         self.ranges: dict[tirx.Var, SizeRange] = {}
         self.variables: set[tirx.Var] = set()
@@ -96,17 +96,16 @@ class SizeAlgebra:
 
     def _learn_filled(self, formula: tirx.PrimExpr) -> None:
         """Learn that no size of an input in ``formula`` is 0, and raise :class:`SizesLearned`."""
-        for variable in self._maybe_empty(formula):
-            self._bound(variable, dataclasses.replace(self.ranges[variable], minimum=1))
+        self._fill(formula)
         raise SizesLearned
 
+    def _fill(self, formula: Size) -> None:
+        for variable in self._maybe_empty(formula):
+            self._bound(variable, dataclasses.replace(self.ranges[variable], minimum=1))
+
     def _maybe_empty(self, formula: Size) -> list[tirx.Var]:
-        found = (self.ranges.get(variable) for variable in _variables(formula))
-        return [
-            variable
-            for variable, sizes in zip(_variables(formula), found, strict=True)
-            if sizes is not None and sizes.minimum == 0 and sizes.maximum != 0
-        ]
+        known = self.ranges
+        return [variable for variable in _variables(formula) if variable in known and known[variable].minimum == 0]
 
     def resolve(self, size: Size) -> Size:
         """The size in terms of the variables that are left once what was learned is put in."""
@@ -144,7 +143,8 @@ class SizeAlgebra:
         for variable, value in ((right, left), (left, right)):
             others = _variables(value)  # no input's size is a formula of what the model computes
             if variable in self.ranges and variable not in others and all(other in self.ranges for other in others):
-                del self.ranges[variable]
+                if self.ranges.pop(variable).minimum:
+                    self._fill(value)
                 known = {variable: tirx.const(value, "int64") if isinstance(value, int) else value}
                 self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}
                 self._values |= known

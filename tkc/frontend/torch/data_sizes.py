@@ -257,7 +257,7 @@ class DataSizes:
     def _replace_equal(self, new: set[sympy.Symbol]) -> bool:
         """Have the sizes ``new`` that are asserted to be equal to known ones be these from here on; whether any is.
 
-        Refuses what is asserted of them besides, if that holds for none of these.
+        Refuses a model that asserts something else of them, too.
         """
         replaced: set[sympy.Symbol] = set()
         for condition, _ in self._conditions:
@@ -266,7 +266,7 @@ class DataSizes:
                     self._emitter.symbols.replace(symbol, self._emitter.symbols.expression(other))
                     self._of_data.discard(symbol)
                     replaced.add(symbol)
-        self.checks(replaced)
+        self.checks(replaced)  # what still depends on the call was found before they were replaced
         return bool(replaced)
 
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:

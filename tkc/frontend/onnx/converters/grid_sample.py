@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 
 from tkc.frontend.grid_sampling import Mode, Padding, emit_sampled
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, require_pixels
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError
 
@@ -27,8 +27,7 @@ def _grid_sample(node: Node) -> Converted:
             f"has mode {name!r} and padding_mode {outside!r}, which ONNX does not define; correct the model"
         )
     node.require_shape(1, [node.shape(0)[0], *node.shape(1)[1:-1], node.rank(0) - 2])
-    for size in node.shape(0)[2:]:
-        node.require_at_least(size, 1)
+    require_pixels(node)
     inner, aligned = dtype if dtype in EXACT else "float32", bool(node.attribute("align_corners", 0))
     image, grid = (node.emit(relax.op.astype(node.tensor(i), inner)) for i in range(2))
     result = emit_sampled(node.builder, image, grid, _MODES[name], _PADDINGS[outside], aligned)

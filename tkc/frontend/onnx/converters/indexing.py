@@ -149,13 +149,21 @@ def _scatter_elements(node: Node) -> Converted:
 
 
 def _scatter_nd(node: Node) -> Converted:
-    """As elements scattered over rows: of the axes that an index goes into, and of those behind them."""
     depth = _depth(node)
-    indexed, behind = node.shape(0)[:depth], node.shape(0)[depth:]
+    behind = node.shape(0)[depth:]
     node.require_shape(2, [*node.shape(1)[:-1], *behind])
-    indices = node.emit(relax.op.astype(bounded_indices(node, 1, indexed).tensor, "int64"))
+    indices = node.emit(bounded_indices(node, 1, node.shape(0)[:depth]).tensor)
+    if all(isinstance(size, int | tirx.Var) for size in behind):
+        return with_inputs(node, [node.tensor(0), indices, node.tensor(2)]).stock()
+    return _rows_scattered(node, indices, depth)
+
+
+def _rows_scattered(node: Node, indices: relax.Expr, depth: int) -> relax.Expr:
+    """ScatterND as ScatterElements of rows, several times slower: TVM's own takes no formulas for the sizes of rows."""
+    indexed, behind = node.shape(0)[:depth], node.shape(0)[depth:]
+    wide = node.emit(relax.op.astype(indices, "int64"))
     steps = size_vector(node, [node.algebra.product(indexed[axis + 1 :]) for axis in range(depth)])
-    places = node.emit(relax.op.sum(node.emit(relax.op.multiply(indices, steps)), -1))
+    places = node.emit(relax.op.sum(node.emit(relax.op.multiply(wide, steps)), -1))
     count = node.algebra.product(node.shape(1)[:-1])
     places = node.emit(relax.op.reshape(places, [count, *[1] * len(behind)]))
     places = node.emit(relax.op.broadcast_to(places, [count, *behind]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar, with_inputs
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, require_pixels, scalar, with_inputs
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.values import ConversionError
@@ -59,7 +59,7 @@ def _windows(node: Node) -> _Windows:
 
 
 def _fit_windows(node: Node, sizes: Sequence[Size], least: Sequence[int]) -> None:
-    """See to it that an image of ``sizes`` has elements, and with its padding ``least`` of them along each axis."""
+    """See to it that an image of ``sizes`` has a pixel along each axis, and with its padding at least ``least``."""
     rank = len(sizes)
     how, pads = node.attribute("auto_pad", "NOTSET"), [0] * 2 * rank
     if how == "NOTSET":
@@ -220,8 +220,7 @@ def _conv_transpose(node: Node) -> Converted:
     channels, filters, *sizes = node.shape(1)
     node.require_shape(1, [channels, filters, *node.attribute("kernel_shape", sizes)])
     node.require_equal(node.shape(0)[1], channels)
-    for size in node.shape(0)[2:]:
-        node.require_at_least(size, 1)
+    require_pixels(node)
     if node.has(2):
         node.require_shape(2, [node.algebra.simplify(filters * node.attribute("group", 1))])
     kernel = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node), dilations, strict=True)]

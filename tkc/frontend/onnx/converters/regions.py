@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar, size_scalar, with_inputs
+from tkc.frontend.onnx.converters.shared import (
+    EXACT,
+    Converted,
+    Converter,
+    require_pixels,
+    scalar,
+    size_scalar,
+    with_inputs,
+)
 from tkc.frontend.onnx.domains import describe
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
@@ -137,18 +145,19 @@ def _max_roi_pool(node: Node) -> Converted:
     numbers, corners = (
         node.emit(relax.op.strided_slice(node.tensor(1), [1], [start], [end])) for start, end in ((0, 1), (1, 5))
     )
-    _note_images(node, node.emit(relax.op.astype(numbers, "int64")))
-    last = node.emit(relax.op.astype(size_scalar(node, node.algebra.simplify(images - 1), "int64"), node.dtype(1)))
-    within = node.emit(relax.op.minimum(relax.op.maximum(numbers, scalar(0, node.dtype(1))), last))
-    return with_inputs(node, [node.tensor(0), node.emit(relax.op.concat([within, corners], 1))]).stock()
+    whole = node.emit(relax.op.astype(numbers, "int64"))  # of NaN, a number that is none of an image
+    _note_images(node, whole)
+    last = size_scalar(node, node.algebra.simplify(images - 1), "int64")
+    within = node.emit(relax.op.minimum(relax.op.maximum(whole, scalar(0, "int64")), last))
+    regions = node.emit(relax.op.concat([node.emit(relax.op.astype(within, node.dtype(1))), corners], 1))
+    return with_inputs(node, [node.tensor(0), regions]).stock()
 
 
 def _note_images(node: Node, numbers: relax.Expr) -> None:
     """See to it that there are images with pixels, and that ``numbers`` are theirs."""
-    images, _, *sizes = node.shape(0)
+    images = node.shape(0)[0]
     node.require_elements(images)
-    for size in sizes:
-        node.require_at_least(size, 1)
+    require_pixels(node)
     node.index_uses.add(numbers, images, wraps=False, source=describe(node.proto))
 
 

@@ -265,7 +265,7 @@ def _repeated(factors: Sequence[int], image: te.Tensor) -> te.Tensor:
 
 def _resize_at_run_time(node: Node) -> Converted:
     """By whole factors pixels are repeated, or TVM's own operators serve an image of symbolic size."""
-    _require_pixels(node)
+    _fit_sizes(node)
     coordinates = _option(node, "coordinate_transformation_mode", "half_pixel")
     scales = _scales(node) if _is_constant(node) else None
     special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0) or node.has(3)
@@ -295,15 +295,16 @@ def _resize_at_run_time(node: Node) -> Converted:
     return resized(node, options, *((1, None) if _is_legacy(node) else (2, 3)))
 
 
-def _require_pixels(node: Node) -> None:
-    """See to it that axes have elements where a result of a given size is to have some."""
-    if _is_legacy(node) or not node.has(3):
+def _fit_sizes(node: Node) -> None:
+    """See to it that no axis without elements is resized to a given size."""
+    value = None if _is_legacy(node) else node.value(3)
+    if value is None:
         return
-    value, shape = node.value(3), node.shape(0)
-    given = None if value is None or value.known is None else value.known.sizes
-    for i, axis in enumerate(node.attribute("axes", range(len(shape)))):
-        size = shape[axis]
-        if given is None or len(given) <= i or not is_number(node.algebra.simplify(size - given[i]), 0):
+    shape = node.shape(0)
+    positions = [normalized_axis(axis, len(shape)) for axis in node.attribute("axes", range(len(shape)))]
+    given = None if value.known is None else value.known.sizes
+    for size, new in zip((shape[axis] for axis in positions), given or [None] * len(positions), strict=False):
+        if new is None or not is_number(node.algebra.simplify(size - new), 0):
             node.require_at_least(size, 1)
 
 

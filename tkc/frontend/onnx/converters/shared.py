@@ -43,6 +43,12 @@ def size_vector(node: Node, sizes: Sequence[Size]) -> relax.Expr:
     return expression_of(Value(pack_sizes(sizes)), node.builder)
 
 
+def require_pixels(node: Node) -> None:
+    """See to it that the images of input 0, ``[N, C, ...]``, have elements along each axis behind the channels."""
+    for size in node.shape(0)[2:]:
+        node.require_at_least(size, 1)
+
+
 def fixed_length(node: Node, position: int) -> int:
     """The fixed number of elements of a vector."""
     shape = node.shape(position)
