@@ -15,7 +15,7 @@ from tkc.contracts import IS_SCHEDULED, KERNEL
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined, reduces
 from tkc.schedules.estimate import Cost, estimated_seconds
-from tkc.schedules.launch_limits import exceeded_limit, widest_first
+from tkc.schedules.launch_limits import OpenMemoryError, exceeded_limit, require_known_memory
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.lowering.composed_places import hide_composed_divisions
 from tkc.schedules.lowering.size_variables import sizes_as_variables
@@ -138,8 +138,7 @@ class ScheduleModule:
                 if not isinstance(func, tirx.PrimFunc) or KERNEL in (func.attrs or {}):
                     continue
                 if (func.attrs or {}).get(IS_SCHEDULED):
-                    fitting = widest_first(func) if self.target.is_cuda else func
-                    result[variable] = for_code_generation(fitting, self.target)
+                    result[variable] = for_code_generation(func, self.target)
                     continue
                 result[variable], entry = self._schedule(str(variable.name_hint), func)
                 report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
@@ -175,14 +174,15 @@ def schedule_function(
     found = None if database is None else database.find(func)
     if found is None:
         default = by_rules()
-        return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, default.reason)
+        return _finished(func, default.generated), ScheduledFunction(name, default.rule, cost, default.reason)
     way = "database" if found.match == "exact" else "database (anchor)"
     try:
-        tuned = _finished(func, schedule_found(func, found, tvm_target, lambda: by_rules().scheduled), target)
-    except (DoesNotApplyError, UnreducedError) as refusal:
+        scheduled = schedule_found(func, found, tvm_target, lambda: by_rules().scheduled)
+        tuned = _finished(func, _generated(scheduled, target))
+    except (DoesNotApplyError, UnreducedError, OpenMemoryError) as refusal:
         default = by_rules()
         reason = "; ".join(filter(None, [f"{way} does not apply: {refusal}", default.reason]))
-        return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, reason)
+        return _finished(func, default.generated), ScheduledFunction(name, default.rule, cost, reason)
     cost = replace(cost, recorded=recorded_seconds(found))
     device = found.device if found.other_device else None
     return tuned, ScheduledFunction(name, way, cost, None, device)
@@ -193,6 +193,8 @@ class DefaultSchedule:
     """A function as the first rule that fits schedules it, or the ``fallback``; ``reason`` says why none before did."""
 
     scheduled: tirx.PrimFunc
+    generated: tirx.PrimFunc
+    """``scheduled`` in the form from which code is generated."""
     rule: str
     reason: str | None
 
@@ -212,19 +214,31 @@ def schedule_by_rules(
             continue
         if sch is None or (target.is_cuda and not all_in_threads(sch.mod["main"])):
             continue
-        exceeded = exceeded_limit(sch.mod["main"], tvm_target) if target.is_cuda else None
+        scheduled = sch.mod["main"]
+        exceeded = exceeded_limit(scheduled, tvm_target) if target.is_cuda else None
         if exceeded is None:
-            return DefaultSchedule(sch.mod["main"], rule.name, "; ".join(refusals) or None)
+            try:
+                return DefaultSchedule(scheduled, _generated(scheduled, target), rule.name, "; ".join(refusals) or None)
+            except OpenMemoryError as error:
+                exceeded = str(error)
         refusals.append(f"{rule.name} does not fit: {exceeded}")
     serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
     where = "one GPU thread" if target.is_cuda else "loops as written"
-    return DefaultSchedule(serial, "fallback", "; ".join([f"no rule reads its blocks: {where}", *refusals]))
+    reason = "; ".join([f"no rule reads its blocks: {where}", *refusals])
+    return DefaultSchedule(serial, _generated(serial, target), "fallback", reason)
 
 
-def _finished(original: tirx.PrimFunc, scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """``scheduled`` under the attributes of ``original``, marked as done."""
-    attributes = {**dict(original.attrs or {}), IS_SCHEDULED: True}
-    return for_code_generation(scheduled, target).with_attrs(attributes)
+def _generated(scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """``scheduled`` in the form from which code is generated; raises :class:`OpenMemoryError` if none can be."""
+    generated = for_code_generation(scheduled, target)
+    if target.is_cuda:
+        require_known_memory(generated)
+    return generated
+
+
+def _finished(original: tirx.PrimFunc, generated: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``generated`` under the attributes of ``original``, marked as done."""
+    return generated.with_attrs({**dict(original.attrs or {}), IS_SCHEDULED: True})
 
 
 def calls_of_functions(module: tvm.IRModule) -> Counter[str]:

@@ -108,6 +108,9 @@ PRIMITIVE: Final = "Primitive"
 THREAD_EXTENT: Final = "thread_extent"
 """The key of the ``AttrStmt`` that launches threads."""
 
+LAUNCH_PARAMETERS: Final = "tirx.kernel_launch_params"
+"""Of a device function: along which axes its launch says how many blocks and threads there are, in that order."""
+
 # Symbols that generated code, its C++ addons and the runtime agree on.
 
 KERNEL_SYMBOL_PREFIX: Final = "tkc_"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
 
+from tkc.schedules.blocks import static
 from tkc.schedules.lowering.data_conditions import hidden_floor
 
 _SAMPLES = 512
@@ -134,20 +135,24 @@ def _mixed(name: str, arguments: Sequence[Numbers]) -> Numbers:
 
 def _compare(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached: NDArray[np.bool_]) -> None:
     """Raise where the statements differ at a position that is ``reached``."""
-    pairs = list(_statements(before)), list(_statements(after))
+    pairs = list(_statements(samples, before)), list(_statements(samples, after))
     if [type(each) for each in pairs[0]] != [type(each) for each in pairs[1]]:
         raise _DifferentError
     for one, other in zip(*pairs, strict=True):
         _compare_one(samples, one, other, reached)
 
 
-def _statements(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
-    """The statements in order, without those that only declare memory or say how loops are to be written."""
+def _statements(samples: Samples, stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """The statements in order, without those that only declare memory or say how loops are to be written, and without
+    loops of one iteration, which TVM removes."""
     if isinstance(stmt, tirx.SeqStmt):
         for each in stmt.seq:
-            yield from _statements(each)
+            yield from _statements(samples, each)
     elif isinstance(stmt, tirx.AttrStmt) and not isinstance(stmt.node, tirx.IterVar):
-        yield from _statements(stmt.body)
+        yield from _statements(samples, stmt.body)
+    elif isinstance(stmt, tirx.For) and static(stmt.extent) == 1 and static(stmt.min) is not None:
+        samples.bind(stmt.loop_var, samples(stmt.min))
+        yield from _statements(samples, stmt.body)
     elif not isinstance(stmt, tirx.AllocBuffer | tirx.DeclBuffer):
         yield stmt
 

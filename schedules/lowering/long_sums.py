@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
+from tvm_ffi import structural_equal
 
 from tkc.schedules.blocks import nodes, static
 from tkc.schedules.lowering.sum_nests import SumNest, adds_in, known_product, sum_nest
@@ -90,18 +92,19 @@ def _has_short_rows(nest: SumNest) -> bool:
 
 
 def _adds_products(nest: SumNest) -> bool:
-    """Whether what is added are products of different elements, as of matrices, and no squares."""
-    return any(
-        isinstance(node, tirx.Mul)
-        and _loads(node.a)
-        and _loads(node.b)
-        and not tirx.analysis.expr_deep_equal(node.a, node.b)
-        for node in nodes(nest.store.value)
-    )
+    """Whether what is added are products of different elements, as of matrices; no squares, no ``x * sigmoid(x)``."""
+    products = (node for node in nodes(nest.store.value) if isinstance(node, tirx.Mul))
+    return any(_reads_others(node.a, node.b) and _reads_others(node.b, node.a) for node in products)
 
 
-def _loads(expr: tirx.PrimExpr) -> bool:
-    return any(isinstance(node, tirx.BufferLoad) for node in nodes(expr))
+def _reads_others(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
+    """Whether ``expr`` reads an element that ``other`` does not."""
+    others = _elements_read(other)
+    return not all(any(map(partial(structural_equal, element), others)) for element in _elements_read(expr))
+
+
+def _elements_read(expr: tirx.PrimExpr) -> list[tirx.BufferLoad]:
+    return [node for node in nodes(expr) if isinstance(node, tirx.BufferLoad)]
 
 
 def _is_long(nest: SumNest, lengths: _Lengths) -> bool:

@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tkc.schedules.lowering.aligned_vectors import AlignVectors
+from tkc.schedules.lowering.grid_axes import WidenGrids
 from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
@@ -29,7 +30,7 @@ _Finalize = Callable[[], tvm.transform.Pass]
 def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
     passes, *finalize = s_tir.pipeline.default_s_tir_pipeline()
     host, device = (_followed(last) for last in finalize)
-    return tvm.transform.Sequential([passes, AlignVectors()]), host, device
+    return tvm.transform.Sequential([passes, AlignVectors(), WidenGrids()]), host, device
 
 
 def _followed(finalize: _Finalize) -> _Finalize:

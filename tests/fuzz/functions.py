@@ -88,8 +88,8 @@ FUNCTIONS: dict[str, _Function] = {
     "F.tanhshrink({})": _Function(_ANY, lambda low, high: (min(low, 0), max(high, 0))),
 }
 _INNER: dict[str, str] = {
-    "F.gelu({})": "{x} * 0.5 * {one_and_erf}",
-    'F.gelu({}, approximate="tanh")': "{x} * 0.5 * {one_and_tanh}",
+    "F.gelu({})": "{x} * 0.5 * (1 + {erf})",
+    'F.gelu({}, approximate="tanh")': "{x} * 0.5 * (1 + {inner_tanh})",
     "F.tanhshrink({})": "{x} - {tanh}",
 }
 """Functions of what nearly cancels, by what PyTorch's own formulas round before it does."""
@@ -220,11 +220,11 @@ def inner_source(template: str) -> Inner | None:
 
     def source(args: list[str], _: dict[str, Any], moved: Callable[[str], str]) -> str:
         (x,) = args
-        tanh = f"torch.tanh({math.sqrt(2 / math.pi)} * ({x} + 0.044715 * {x} ** 3))"
+        inner_tanh = f"torch.tanh({math.sqrt(2 / math.pi)} * ({x} + 0.044715 * {x} ** 3))"
         return _INNER[template].format(
             x=x,
-            one_and_erf=moved(f"1 + torch.erf({x} * {math.sqrt(0.5)})"),
-            one_and_tanh=moved(f"1 + {tanh}"),
+            erf=moved(f"torch.erf({x} * {math.sqrt(0.5)})"),
+            inner_tanh=moved(inner_tanh),
             tanh=moved(f"torch.tanh({x})"),
         )
 

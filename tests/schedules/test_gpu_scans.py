@@ -20,19 +20,6 @@ from tests.schedules.gpu_cases import (
 from tests.schedules.graphs import build, fused, graph, scheduled
 
 
-@pytest.mark.parametrize("axis", [1, 2])
-def test_scans_of_many_rows_launch_a_grid_that_is_wide_not_high(axis: int) -> None:
-    """CUDA launches no more than 65,535 blocks along y."""
-    sizes = (70000, 2048, 8) if axis == 1 else (70000, 8, 2048)
-    module, _ = scheduled(graph([(sizes, "float32")], lambda b, x: op.cumsum(x, axis=axis)), HOPPER)
-    lines = module.script().splitlines()
-    along = {letter: [line for line in lines if f'"blockIdx.{letter}"' in line] for letter in "xy"}
-    rows = ("T.int64(560000)", "T.thread_binding(m,")
-    assert along["y"]
-    assert not any(row in line for line in along["y"] for row in rows)
-    assert any(row in line for line in along["x"] for row in rows)
-
-
 def test_a_gather_is_part_of_what_reads_it() -> None:
     """One function, and no tensor of indices for all that they are the same for."""
     module, report = scheduled(graph([rows("bfloat16")], reversed_rows), HOPPER)

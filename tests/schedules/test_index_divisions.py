@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 import tkc
 from tests.schedules.graphs import Model
+from tests.schedules.sources import generated_sources
+from tkc.schedules.lowering import index_divisions
+from tkc.schedules.schedule_module import ScheduledFunction
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "padded": lambda x: F.pad(x.t(), (1, 1)).cumsum(1).reshape(-1),
@@ -74,3 +77,45 @@ def test_taps_of_convolutions(dtype: torch.dtype, taps: tuple[int, int]) -> None
 
     expected = F.conv2d(x.double(), weight.double(), padding=1).to(dtype)
     torch.testing.assert_close(tkc.compile(Convolved(), (x,))(x), expected, rtol=0, atol=0)
+
+
+OPEN_ROWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "two rows of three taps": ((1, 2, 6, 5), (3, 2, 2, 3), 2),
+    "one column of taps": ((1, 3, 6, 9), (4, 3, 3, 1), 1),
+    "odd columns": ((2, 3, 6, 11), (4, 3, 2, 2), 0),
+}
+
+
+class _Convolution(torch.nn.Module):
+    def __init__(self, weight: tuple[int, ...], padding: int) -> None:
+        super().__init__()
+        self.weight, self.padding = torch.nn.Parameter(torch.ones(weight)), padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, padding=self.padding)
+
+
+def _rows_of_images(name: str) -> ScheduledFunction:
+    """How the convolution was scheduled."""
+    shape, weight, padding = OPEN_ROWS[name]
+    sizes = ({2: torch.export.Dim("rows", min=2, max=512)},)
+    options = {"target": "cuda:sm_90a", "kernels": "none", "database": False, "dynamic_shapes": sizes}
+    executable = tkc.compile(_Convolution(weight, padding), (torch.rand(shape),), **options)
+    (entry,) = executable.report.scheduled
+    return entry
+
+
+@pytest.mark.parametrize("name", OPEN_ROWS)
+def test_convolutions_of_images_of_any_height(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM drops a loop of one iteration, over few taps, and the places are the same."""
+    generated_sources(monkeypatch)
+    assert _rows_of_images(name).scheduled_by == "dlight-matmul"
+
+
+def test_memory_of_a_size_that_a_call_knows_is_another_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every quotient is hidden, TVM cannot tell how few of the elements a block reads."""
+    generated_sources(monkeypatch)
+    monkeypatch.setattr(index_divisions, "same_places", lambda before, after: False)
+    entry = _rows_of_images("two rows of three taps")
+    assert entry.scheduled_by not in ("dlight-matmul", "fallback")
+    assert "that is only known at run time" in entry.reason

@@ -60,8 +60,8 @@ SELECTED: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     ),
 }
 UNCOMPILED: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
-    "order of a constant": (lambda x: torch.full_like(x, 1.5).sort(0)[1] + x.long(), (torch.ones(7),)),
-    "order of zeros": (lambda x: torch.zeros_like(x).sort(1, descending=True)[1], (torch.ones(3, 4),)),
+    "order of a constant": (lambda x: torch.full_like(x, 1.5).sort(dim=0, stable=True)[1] + x.long(), (torch.ones(7),)),
+    "order of zeros": (lambda x: torch.zeros_like(x).sort(dim=1, descending=True, stable=True)[1], (torch.ones(3, 4),)),
     "negated product": (
         lambda x, y: torch.logical_not(x @ y),
         (torch.ones(8, 16).double(), torch.ones(16, 32).double()),

@@ -7,7 +7,7 @@ from typing import Any
 
 from tkc.builder import toolchain
 from tkc.builder.compiled_once import compiled_once
-from tkc.contracts import GLOBAL_SYMBOL
+from tkc.contracts import GLOBAL_SYMBOL, LAUNCH_PARAMETERS
 
 _SOURCE = Path(__file__).with_name("launch.cc")
 _LAUNCH_TAGS = {
@@ -44,7 +44,7 @@ def described(symbol: str, device_module: Any, cubin: Path) -> str:
     rows = []
     for i, function in enumerate(device_module.functions.values()):
         params = [_param_kind(var) for var in function.params]
-        tags = [_LAUNCH_TAGS[str(tag)] for tag in function.attrs["tirx.kernel_launch_params"]]
+        tags = [_LAUNCH_TAGS[str(tag)] for tag in function.attrs[LAUNCH_PARAMETERS]]
         if _WAITS_FOR_PREVIOUS in function.attrs:
             tags.append("kProgrammaticDependentLaunch")
         declared.append(f"const Param kParams{i}[] = {{{_members('Param', params)}}};")
