@@ -54,6 +54,7 @@ from tkc.passes.lowering.read_regions import ReadRegions
 from tkc.passes.lowering.reshape_views import ReshapeViews, legalize_reshape
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
+from tkc.passes.lowering.scatters import Scatters
 from tkc.passes.lowering.short_scans import ShortScans
 from tkc.passes.lowering.simple_functions import with_simple_functions
 from tkc.passes.lowering.simple_sizes import SimpleSizes
@@ -205,6 +206,7 @@ def fusion_stages() -> list[PassStage]:
                 Scans(),
                 SortKeys(),
                 IndexedElements(),
+                Scatters(),
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),

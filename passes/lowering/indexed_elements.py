@@ -1,20 +1,20 @@
-"""Writes gathers, and scatters of few elements, as functions of each element, which GPUs run in parallel."""
+"""Writes gathers, and on a GPU scatters of few elements, as functions of each element."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
 from tvm import arith, relax, te, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import INJECTIVE_PATTERN, OP_PATTERN
 from tkc.kernels.reducers import highest, lowest
-from tkc.passes.graph.bindings import known_dims, shape, static
-from tkc.passes.graph.rewriting import rewritten_for_gpu
+from tkc.passes.graph.bindings import is_call, known_dims, shape, static
+from tkc.passes.graph.rewriting import rewritten, targets_gpu
 
 # The most elements along the axis that a scatter compares each position with.
 _MOST_SCATTERED = 16
@@ -24,7 +24,7 @@ _BOUNDS = ("relax.maximum", "relax.minimum")
 
 @tvm.transform.module_pass(opt_level=0, name="IndexedElements")
 class IndexedElements:
-    """Replaces ``gather_elements``, and ``scatter_elements`` of few, by functions of each element, for a GPU.
+    """Replaces ``gather_elements``, and on a GPU ``scatter_elements`` of few, by functions of each element.
 
     TVM finds a gather's loads, whose indices are loaded, opaque to fusion. Of indices ``[1, 512, 512]`` for a batch, as
     of positions, what is broadcast is read where it was before. It scatters in one loop over all, in one thread. Where
@@ -33,24 +33,24 @@ class IndexedElements:
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with such functions; as it is where the target is no GPU."""
-        return rewritten_for_gpu(module, _Rewriting)
+        """``module`` with such functions."""
+        return rewritten(module, _Rewriting)
 
 
 @mutator
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        gathers = _is_call(call, "relax.gather_elements")
-        if not (gathers or _is_call(call, "relax.scatter_elements")):
+        gathers = is_call(call, "relax.gather_elements")
+        if not (gathers or is_call(call, "relax.scatter_elements")):
             return call
         if None in (known_dims(x.struct_info) for x in call.args):
             return call
         x, indices, *_ = call.args
         axis = int(call.attrs.axis) % x.struct_info.ndim
         if gathers:
-            return self._injective("gather", _gather, x, self._before_broadcast(indices), axis, shape(indices))
-        if _are_few(shape(x), shape(indices), axis) and call.attrs.reduction in _WRITES:
+            return self._injective("gather", _gather, x, before_broadcast(self, indices), axis, shape(indices))
+        if targets_gpu() and _are_few(shape(x), shape(indices), axis) and call.attrs.reduction in _WRITES:
             return self._injective("scatter", _scatter, *call.args, axis, str(call.attrs.reduction))
         return call
 
@@ -60,21 +60,18 @@ class _Rewriting(PyExprMutator):
         self.builder_.update_func(variable, self.builder_.get()[variable].with_attr(OP_PATTERN, INJECTIVE_PATTERN))
         return call
 
-    def _before_broadcast(self, indices: relax.Expr) -> relax.Expr:
-        """``indices``, or, where they are broadcast from as many axes, what is, brought into the same bounds."""
-        value = self.lookup_binding(indices) if isinstance(indices, relax.Var) else indices
-        if _is_call(value, "relax.broadcast_to"):
-            source = value.args[0]
-            return source if source.struct_info.ndim == value.struct_info.ndim else indices
-        if _is_call(value, *_BOUNDS) and value.args[1].struct_info.ndim == 0:
-            inner = self._before_broadcast(value.args[0])
-            if not inner.same_as(value.args[0]):
-                return self.builder_.emit(relax.Call(value.op, [inner, value.args[1]]))
-        return indices
 
-
-def _is_call(value: relax.Expr | None, *names: str) -> bool:
-    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in names
+def before_broadcast(rewriting: PyExprMutator, indices: relax.Expr) -> relax.Expr:
+    """``indices``, or, where they are broadcast from as many axes, what is, brought into the same bounds."""
+    value = rewriting.lookup_binding(indices) if isinstance(indices, relax.Var) else indices
+    if is_call(value, "relax.broadcast_to"):
+        source = value.args[0]
+        return source if source.struct_info.ndim == value.struct_info.ndim else indices
+    if is_call(value, *_BOUNDS) and value.args[1].struct_info.ndim == 0:
+        inner = before_broadcast(rewriting, value.args[0])
+        if not inner.same_as(value.args[0]):
+            return rewriting.builder_.emit(relax.Call(value.op, [inner, value.args[1]]))
+    return indices
 
 
 def _gather(x: te.Tensor, indices: te.Tensor, axis: int, sizes: tuple[tirx.PrimExpr, ...]) -> te.Tensor:
@@ -99,9 +96,15 @@ _WRITES: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr], tirx.
 
 def _are_few(sizes: tuple[tirx.PrimExpr, ...], indices: tuple[tirx.PrimExpr, ...], axis: int) -> bool:
     """Whether there are indices for all positions along the other axes, and few along this one."""
-    count, analyzer = static(indices[axis]), arith.Analyzer()
-    others = (pair for i, pair in enumerate(zip(sizes, indices, strict=True)) if i != axis)
-    return count is not None and count <= _MOST_SCATTERED and all(analyzer.can_prove_equal(*pair) for pair in others)
+    count = static(indices[axis])
+    return count is not None and count <= _MOST_SCATTERED and equal_but_along(axis, sizes, indices)
+
+
+def equal_but_along(axis: int | None, sizes: Sequence[tirx.PrimExpr], others: Sequence[tirx.PrimExpr]) -> bool:
+    """Whether two tensors have the same sizes, along ``axis`` perhaps others."""
+    analyzer = arith.Analyzer()
+    pairs = (pair for i, pair in enumerate(zip(sizes, others, strict=True)) if i != axis)
+    return len(sizes) == len(others) and all(analyzer.can_prove_equal(*pair) for pair in pairs)
 
 
 def _scatter(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, axis: int, reduction: str) -> te.Tensor:

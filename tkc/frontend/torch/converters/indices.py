@@ -153,7 +153,8 @@ def spread(b: Emitter, values: relax.Expr, shape: list[Any]) -> relax.Expr:
     fitting = [
         size if b.equal(size, 1) else wanted for size, wanted in zip(own, shape[len(shape) - len(own) :], strict=True)
     ]
-    return b.emit(op.broadcast_to(b.data_sizes.fitted(values, fitting), shape))
+    values = b.data_sizes.fitted(values, fitting)
+    return values if b.has_shape(values, shape) else b.emit(op.broadcast_to(values, shape))
 
 
 def broadcast_shape(b: Emitter, shapes: list[list[Any]]) -> list[Any]:

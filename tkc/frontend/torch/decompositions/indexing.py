@@ -139,19 +139,20 @@ def _embedding_bag(
     begun = torch.zeros(indices.shape[0] + 1, dtype=torch.int64, device=indices.device)
     begun = begun.index_add(0, starts, torch.ones_like(starts, dtype=torch.int64))
     bag = begun.cumsum(0)[:-1] - 1
-    kept = torch.ones_like(indices, dtype=torch.bool) if padding_idx < 0 else indices != padding_idx
+    kept = indices != padding_idx if padding_idx >= 0 else None
     rows = torch.nn.functional.embedding(indices, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
-    counts = torch.zeros(bags, dtype=torch.int64, device=bag.device).index_add(0, bag, kept.to(torch.int64))
+    counted = torch.ones_like(bag) if kept is None else kept.to(torch.int64)
+    counts = torch.zeros(bags, dtype=torch.int64, device=bag.device).index_add(0, bag, counted)
     if mode == 2:
-        rows = rows.masked_fill(~kept.unsqueeze(1), -math.inf)
+        rows = rows if kept is None else rows.masked_fill(~kept.unsqueeze(1), -math.inf)
         lowest = torch.full((bags, weight.shape[1]), -math.inf, dtype=weight.dtype, device=weight.device)
         found = lowest.scatter_reduce(0, bag.unsqueeze(1).expand(rows.shape), rows, "amax")
         output = torch.where((counts > 0).unsqueeze(1), found, 0)
     else:
         wide = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-        rows = rows.to(wide).masked_fill(~kept.unsqueeze(1), 0)
+        rows = rows.to(wide) if kept is None else rows.to(wide).masked_fill(~kept.unsqueeze(1), 0)
         output = torch.zeros((bags, weight.shape[1]), dtype=wide, device=weight.device).index_add(0, bag, rows)
         if mode == 1:
             output = output / counts.clamp(min=1).unsqueeze(1)
