@@ -9,6 +9,7 @@ from tvm import tirx
 
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN, S_TIR
 from tkc.passes.graph.bindings import static
+from tkc.passes.graph.layout import product
 
 Reduction = Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]
 
@@ -52,43 +53,78 @@ def scatter_function(
     return _Function(tensors, axis, reduction, of_rows=of_rows, clamps=clamps).made()
 
 
-class _Function:
-    """What :func:`scatter_function` makes. All tensors are read and written as flat memory."""
+class FlatTensors:
+    """The tensors of a scatter's function, and ``out``, which is like ``x``, as the memory that they are."""
 
-    def __init__(
-        self, tensors: Mapping[str, Tensor], axis: int, reduction: str, *, of_rows: bool, clamps: bool
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._buffers = {
             name: tirx.decl_buffer(_own(tensor.shape, name), tensor.dtype, name) for name, tensor in tensors.items()
         }
         x = self._buffers["x"]
         self._buffers["out"] = tirx.decl_buffer(x.shape, x.dtype, "out")
         self._flat = {
-            name: tirx.decl_buffer([_product(buffer.shape)], buffer.dtype, f"{name}_flat", data=buffer.data)
+            name: tirx.decl_buffer([product(buffer.shape)], buffer.dtype, f"{name}_flat", data=buffer.data)
             for name, buffer in self._buffers.items()
         }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._buffers
+
+    def sizes(self, name: str) -> list[tirx.PrimExpr]:
+        """Of a tensor; what is no number is a variable of the function."""
+        return list(self._buffers[name].shape)
+
+    def load(self, name: str, place: tirx.PrimExpr) -> tirx.PrimExpr:
+        """The element at ``place``, counted row by row."""
+        return tirx.BufferLoad(self._flat[name], [place])
+
+    def store(self, place: tirx.PrimExpr, value: tirx.PrimExpr) -> tirx.Stmt:
+        """``value`` as an element of the result."""
+        return tirx.BufferStore(self._flat["out"], value, [place])
+
+    def address(self, name: str) -> tirx.PrimExpr:
+        """Where the tensor is."""
+        return tirx.address_of(self.load(name, _number(0)))
+
+    def function(self, statements: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
+        """The scheduled function that does ``statements`` and takes the tensors in their order, the result last."""
+        handles = {tirx.Var(f"{name}_handle", "handle"): buffer for name, buffer in self._buffers.items()}
+        body = tirx.SeqStmt([*map(tirx.DeclBuffer, self._flat.values()), *statements])
+        function = tirx.PrimFunc([*handles], body, buffer_map=handles)
+        return function.with_attrs({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN, S_TIR: True})
+
+
+class _Function:
+    """What :func:`scatter_function` makes. All tensors are read and written as flat memory."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], axis: int, reduction: str, *, of_rows: bool, clamps: bool
+    ) -> None:
+        self._memory = FlatTensors(tensors)
         self._axis, self._of_rows, self._clamps = axis, of_rows, clamps
-        self._outer, self._length, self._inner = _product(x.shape[:axis]), x.shape[axis], _product(x.shape[axis + 1 :])
-        self._count = self._buffers["indices"].shape[axis]
+        x = self._memory.sizes("x")
+        self._outer, self._length, self._inner = product(x[:axis]), x[axis], product(x[axis + 1 :])
+        self._elements = product(x)
+        self._count = self._memory.sizes("indices")[axis]
         self._reduced = REDUCTIONS[reduction]
-        self._in_vectors = reduction == "update" or (reduction in _IN_VECTORS and x.dtype in _WITHOUT_CONVERSION)
+        self._in_vectors = reduction == "update" or (
+            reduction in _IN_VECTORS and tensors["x"].dtype in _WITHOUT_CONVERSION
+        )
 
     def made(self) -> tirx.PrimFunc:
         """The function, which copies and then writes."""
-        chunks = tirx.floordiv(_product(self._buffers["x"].shape) + (_COPIED - 1), _number(_COPIED))
-        body = [
-            *map(tirx.DeclBuffer, self._flat.values()),
-            _loop(chunks, self._copied, tirx.ForKind.PARALLEL),
-            _loop(self._outer * self._parts(), self._columns, tirx.ForKind.PARALLEL),
-        ]
-        handles = {tirx.Var(f"{name}_handle", "handle"): buffer for name, buffer in self._buffers.items()}
-        function = tirx.PrimFunc([*handles], tirx.SeqStmt(body), buffer_map=handles)
-        return function.with_attrs({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN, S_TIR: True})
+        chunks = tirx.floordiv(self._elements + (_COPIED - 1), _number(_COPIED))
+        return self._memory.function(
+            [
+                _loop(chunks, self._copied, tirx.ForKind.PARALLEL),
+                _loop(self._outer * self._parts(), self._columns, tirx.ForKind.PARALLEL),
+            ]
+        )
 
     def _copied(self, chunk: tirx.Var) -> tirx.Stmt:
         begin = chunk * _COPIED
-        width = tirx.min(_product(self._buffers["x"].shape) - begin, _number(_COPIED))
-        return _each(width, lambda i: self._store(begin + i, self._load("x", begin + i)), in_vectors=True)
+        width = tirx.min(self._elements - begin, _number(_COPIED))
+        return _each(width, lambda i: self._memory.store(begin + i, self._memory.load("x", begin + i)), in_vectors=True)
 
     def _parts(self) -> tirx.PrimExpr:
         """Into how many parts, for a thread each, the columns of one of the outer tensors are divided."""
@@ -99,7 +135,7 @@ class _Function:
         nth, begin = tirx.floordiv(part, self._parts()), tirx.floormod(part, self._parts()) * _COLUMNS
         width = tirx.min(self._inner - begin, _number(_COLUMNS))
         writes = self._count
-        for named in (self._length, self._buffers["values"].shape[self._axis]):
+        for named in (self._length, self._memory.sizes("values")[self._axis]):
             if static(named) is None:
                 writes = tirx.Select(named > 0, writes, _number(0))  # of nothing, no index is one
         return _loop(writes, lambda k: self._row(k, nth, begin, width))
@@ -110,8 +146,10 @@ class _Function:
         target = (nth * self._length + index) * self._inner + begin
         value = (nth * self._count + source) * self._inner + begin
         read = tirx.Bind(source, k)
-        if "sources" in self._flat:
-            read = tirx.Bind(source, _clamped(self._load("sources", k), self._buffers["values"].shape[self._axis]))
+        if "sources" in self._memory:
+            read = tirx.Bind(
+                source, _clamped(self._memory.load("sources", k), self._memory.sizes("values")[self._axis])
+            )
         if self._of_rows:
             written = _each(width, lambda i: self._put(target + i, value + i), in_vectors=self._in_vectors)
             return tirx.SeqStmt([read, self._placed(index, k), written])
@@ -122,19 +160,15 @@ class _Function:
 
     def _placed(self, index: tirx.Var, at: tirx.PrimExpr) -> tirx.Stmt:
         """Where along the axis what has its index ``at`` that place goes."""
-        given = self._load("indices", at).astype("int64")
+        given = self._memory.load("indices", at).astype("int64")
         if self._clamps:
             return tirx.Bind(index, _clamped(given, self._length))
         return tirx.Bind(index, given + tirx.Select(given < 0, self._length, _number(0)))
 
     def _put(self, place: tirx.PrimExpr, value: tirx.PrimExpr) -> tirx.Stmt:
-        return self._store(place, self._reduced(self._load("out", place), self._load("values", value)))
-
-    def _load(self, name: str, place: tirx.PrimExpr) -> tirx.PrimExpr:
-        return tirx.BufferLoad(self._flat[name], [place])
-
-    def _store(self, place: tirx.PrimExpr, value: tirx.PrimExpr) -> tirx.Stmt:
-        return tirx.BufferStore(self._flat["out"], value, [place])
+        return self._memory.store(
+            place, self._reduced(self._memory.load("out", place), self._memory.load("values", value))
+        )
 
 
 def _clamped(index: tirx.PrimExpr, size: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -171,10 +205,3 @@ def _loop(
 ) -> tirx.Stmt:
     variable = tirx.Var("i", "int64")
     return tirx.For(variable, _number(0), extent, kind, body(variable))
-
-
-def _product(sizes: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
-    whole: tirx.PrimExpr = _number(1)
-    for size in sizes:
-        whole = whole * size
-    return whole

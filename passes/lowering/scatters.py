@@ -10,6 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph.bindings import dtype, is_call, known_dims, shape, static
 from tkc.passes.graph.rewriting import rewritten, targets_gpu
+from tkc.passes.lowering.gpu_scatter_function import gpu_scatter_function
 from tkc.passes.lowering.indexed_elements import before_broadcast, equal_but_along
 from tkc.passes.lowering.scatter_function import REDUCTIONS, Tensor, scatter_function
 
@@ -25,7 +26,7 @@ class Scatters:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with such functions; as it is where the target is a GPU."""
-        return module if targets_gpu() else rewritten(module, _Rewriting)
+        return rewritten(module, _Rewriting)
 
 
 @mutator
@@ -51,7 +52,8 @@ class _Rewriting(PyExprMutator):
         if of_rows and axis == 0 and (gathered := self._before_gathering(values)) is not None:
             operands["values"], operands["sources"] = gathered
         tensors = {name: Tensor(shape(operand), dtype(operand)) for name, operand in operands.items()}
-        function = scatter_function(tensors, axis, str(call.attrs.reduction), of_rows=of_rows, clamps=clamps)
+        make = gpu_scatter_function if targets_gpu() else scatter_function
+        function = make(tensors, axis, str(call.attrs.reduction), of_rows=of_rows, clamps=clamps)
         name = self.builder_.add_func(function, "scatter")
         return relax.call_tir(name, [*operands.values()], out_sinfo=x.struct_info)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tests.frontend.onnx_execution import parsed
 from tkc.passes.lowering import scatter_function
 
 ANY = Dim.AUTO
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 Function = Callable[..., Tensor]
 
 
@@ -62,48 +63,63 @@ ELEMENTS: dict[str, Function] = {
 }
 
 
-def _assert_same(function: Function, args: tuple[Tensor, ...], dynamic: bool = False, others: object = ()) -> None:
+def _assert_same(
+    function: Function,
+    args: tuple[Tensor, ...],
+    device: str = "cpu",
+    dynamic: bool = False,
+    others: Sequence[tuple[Tensor, ...]] = (),
+) -> None:
+    """On every device the order is that of the indices, as PyTorch has it on the CPU."""
     shapes = {"args": tuple({d: ANY for d in range(arg.dim())} for arg in args)} if dynamic else None
-    executable = tkc.compile(_Applied(function), args, dynamic_shapes=shapes, database=False)
+    options = {"target": device, "dynamic_shapes": shapes, "database": False}
+    executable = tkc.compile(_Applied(function), tuple(arg.to(device) for arg in args), **options)
     for call in (args, *others):
-        found, expected = executable(*call), function(*call)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        found = executable(*(arg.to(device) for arg in call))
+        torch.testing.assert_close(found.cpu(), function(*call), rtol=0, atol=0, equal_nan=True)
 
 
+@on_devices
 @pytest.mark.parametrize("columns", [1, 5, 16, 150])
 @pytest.mark.parametrize("name", ROWS)
-def test_rows(name: str, columns: int) -> None:
+def test_rows(name: str, columns: int, device: str) -> None:
     """Of several for one place the last stays, or all are combined."""
-    _assert_same(ROWS[name], (_numbers(7, columns), _places(7, 20), _numbers(20, columns)))
+    _assert_same(ROWS[name], (_numbers(7, columns), _places(7, 20), _numbers(20, columns)), device)
 
 
+@on_devices
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_elements(name: str) -> None:
+def test_elements(name: str, device: str) -> None:
     """Each has a place of its own."""
-    _assert_same(ELEMENTS[name], (_numbers(7, 150), _places(7, 20, 150), _numbers(20, 150)))
+    _assert_same(ELEMENTS[name], (_numbers(7, 150), _places(7, 20, 150), _numbers(20, 150)), device)
 
 
+@on_devices
 @pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64]
 )
 @pytest.mark.parametrize("name", ["index_put", "index_add", "scatter_reduce by prod", "scatter_reduce by amax"])
-def test_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_dtypes(name: str, dtype: torch.dtype, device: str) -> None:
     """Whether they are combined in vectors or not."""
     values = _numbers(9, 37, dtype=dtype)
-    _assert_same(ROWS[name], (_numbers(5, 37, dtype=dtype), _places(5, 9), values % 3 if "prod" in name else values))
+    _assert_same(
+        ROWS[name], (_numbers(5, 37, dtype=dtype), _places(5, 9), values % 3 if "prod" in name else values), device
+    )
 
 
+@on_devices
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_truth_values(accumulate: bool) -> None:
+def test_truth_values(accumulate: bool, device: str) -> None:
     """Added up, they are whether any holds."""
     args = (_numbers(5, 37, dtype=torch.bool), _places(5, 9), _numbers(9, 37, dtype=torch.bool))
-    _assert_same(lambda x, i, v: x.index_put((i,), v, accumulate=accumulate), args)
+    _assert_same(lambda x, i, v: x.index_put((i,), v, accumulate=accumulate), args, device)
 
 
+@on_devices
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("name", [*ROWS, *ELEMENTS])
-def test_sizes_that_a_call_knows(name: str) -> None:
+def test_sizes_that_a_call_knows(name: str, device: str) -> None:
     """Of rows, columns and places; there may be none."""
     functions = ROWS if name in ROWS else ELEMENTS
     of_rows = name in ROWS
@@ -113,7 +129,7 @@ def test_sizes_that_a_call_knows(name: str) -> None:
         return _numbers(rows, columns), places, _numbers(count, columns)
 
     sizes = [(3, 128, 40), (40, 129, 3), (2, 16, 2), (300, 300, 300)]
-    _assert_same(functions[name], args(7, 20, 9), dynamic=True, others=[args(*each) for each in sizes])
+    _assert_same(functions[name], args(7, 20, 9), device, dynamic=True, others=[args(*each) for each in sizes])
 
 
 GATHERED: dict[str, Function] = {
@@ -121,28 +137,32 @@ GATHERED: dict[str, Function] = {
     "copied messages": lambda x, i, j: x.index_put((i,), x[j]),
     "largest messages": lambda x, i, j: x.scatter_reduce(0, i[:, None].expand(-1, x.shape[1]), x[j], "amax"),
     "messages of which more is made": lambda x, i, j: torch.cat([x.index_add(0, i, x[j]), x[j] + 1]),
-    "bags": lambda x, i, j: F.embedding_bag(j, x, i.sort()[0] * torch.arange(i.shape[0]).clamp(max=1), mode="sum"),
+    "bags": lambda x, i, j: F.embedding_bag(
+        j, x, i.sort()[0] * torch.arange(i.shape[0], device=i.device).clamp(max=1), mode="sum"
+    ),
     "means of bags": lambda x, i, j: F.embedding_bag(j.reshape(2, -1), x),
     "along the other axis": lambda x, i, j: x.T.index_add(1, i, x.T[:, j]),
     "of other numbers": lambda x, i, j: x.index_add(0, i, x.flip(0)[j].clamp(max=3)),
 }
 
 
+@on_devices
 @pytest.mark.parametrize("name", GATHERED)
-def test_rows_that_were_gathered(name: str) -> None:
+def test_rows_that_were_gathered(name: str, device: str) -> None:
     """They need not be written down before they are scattered."""
-    _assert_same(GATHERED[name], (_numbers(9, 33), _places(9, 20), _places(8, 20)))
+    _assert_same(GATHERED[name], (_numbers(9, 33), _places(9, 20), _places(8, 20)), device)
 
 
+@on_devices
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("name", [name for name in GATHERED if "bags" not in name])
-def test_gathered_rows_of_any_number(name: str) -> None:
+def test_gathered_rows_of_any_number(name: str, device: str) -> None:
     """At sizes that a call knows."""
 
     def args(rows: int, columns: int, count: int) -> tuple[Tensor, ...]:
         return _numbers(rows, columns), _places(rows, count), _places(rows, count + 1)[:count]
 
-    _assert_same(GATHERED[name], args(9, 33, 20), dynamic=True, others=[args(3, 130, 5), args(50, 16, 300)])
+    _assert_same(GATHERED[name], args(9, 33, 20), device, dynamic=True, others=[args(3, 130, 5), args(50, 16, 300)])
 
 
 def test_gathered_rows_are_read_in_place() -> None:
