@@ -84,9 +84,7 @@ def in_child(work: Callable[[], T], timeout: float | None = None) -> T:
     with tempfile.TemporaryFile() as output, os.fdopen(reading, "rb") as answers:
         sys.stdout.flush()
         sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: see _child
-            pid = os.fork()
+        pid = _fork()
         if pid == 0:
             _child(work, writing, output)
         child = _Child(pid)
@@ -204,15 +202,34 @@ def _text(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace")
 
 
+def _fork() -> int:
+    """:func:`os.fork`, with what is garbage now left alone in the child, which has no more collections.
+
+    Destructors may wait for threads that the child does not have, or want a GPU's driver, which does not survive a
+    fork. They are disabled before, because what modules registered to run in a forked child runs before anything here.
+    """
+    enabled, pid = gc.isenabled(), -1
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of threads: see _child
+            pid = os.fork()
+    finally:
+        if pid != 0 and enabled:
+            gc.enable()
+    if pid == 0:
+        gc.freeze()  # for what enables them again
+    return pid
+
+
 def _child(work: Callable[[], Any], writing: int, output: IO[bytes]) -> None:
     """Do ``work``, write how it ended, and exit.
 
     Of the parent's threads only this one is left. What other threads held then is held for ever, so that the child does
-    no more than its work: no garbage is collected, whose destructors might wait for them, and nothing runs at exit.
+    no more than its work: no garbage is collected (:func:`_fork`), and nothing runs at exit.
     """
     code = 1
     try:
-        gc.disable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends this
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,11 @@
-"""Legalizations that take uint64 scalars from 2^63 on: TVM's integer literals have 64 bits with a sign.
+"""Legalizations that take scalars which TVM 0.25 has no literals for, or computes wrongly with.
 
-TVM makes literals of scalar constants. Such a constant becomes a tensor of one element instead.
+Its literals have 64 bits with a sign: no uint64 from 2^63 on is one. It brings a literal to the other side of a
+comparison, or compares with the next one, which numbers at the ends of int32 do not have, takes int64's largest number
+for infinity (``x % (2**63 - 1)`` becomes ``x``), and gives ``i & (2**40 - 1)`` of a position ``i`` 32 bits.
+
+TVM makes literals of scalar constants. Such a constant becomes a tensor of one element instead, whose value
+simplification does not know.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from tvm.relax import BlockBuilder
 from tkc.passes.lowering.simple_functions import Legalization
 
 _MOST = (1 << 63) - 1
+_SIGNED = ("int32", "int64")
+_ORDINARY = (1 << 31) - 4
+"""Up to which magnitude TVM can negate a literal, go to the ones beside it, and give it 32 bits."""
 _FILLS = ("relax.full", "relax.full_like")
 
 
@@ -36,11 +44,19 @@ def _taking_wide(name: str, legalize: Legalization, legalizations: Mapping[str, 
 
 
 def _is_wide(arg: relax.Expr) -> bool:
-    if not isinstance(arg, relax.Constant) or arg.struct_info.ndim or arg.struct_info.dtype != "uint64":
+    if not isinstance(arg, relax.Constant) or arg.struct_info.ndim:
         return False
-    return int(arg.data.numpy()) > _MOST
+    dtype = arg.struct_info.dtype
+    if dtype == "uint64":
+        return int(arg.data.numpy()) > _MOST
+    return dtype in _SIGNED and abs(int(arg.data.numpy())) > _ORDINARY
 
 
 def _scalar(builder: BlockBuilder, constant: relax.Constant, dtype: str) -> relax.Var:
-    number = tirx.const(int(constant.data.numpy()), constant.struct_info.dtype)
-    return builder.emit(builder.call_te(lambda: te.compute((), lambda: number.astype(dtype), name="wide_literal")))
+    value, of = int(constant.data.numpy()), constant.struct_info.dtype
+    number = tirx.const(value, of) if of == "uint64" else tirx.bitwise_not(tirx.const(~value, of))
+
+    def literal() -> te.Tensor:
+        return te.compute((), lambda: number.astype(dtype), name="wide_literal")
+
+    return builder.emit(builder.call_te(literal, primfunc_name_hint="wide_literal"))

@@ -14,6 +14,7 @@ from tkc.schedules.lowering.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.grid_axes import WidenGrids
 from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
+from tkc.schedules.lowering.least_literals import LeastLiterals
 from tkc.schedules.lowering.nan_semantics import NanSemantics
 from tkc.schedules.lowering.negated_extrema import GuardNegatedExtrema
 from tkc.schedules.lowering.selected_values import SelectValues
@@ -45,6 +46,7 @@ def _followed(finalize: _Finalize) -> _Finalize:
             CompareForSelections(),
             SelectValues(),
             ScopeVectorStatements(),
+            LeastLiterals(),
         ]
     )
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -233,6 +234,38 @@ def test_a_child() -> None:
     with pytest.raises(ChildStuckError):
         in_child(lambda: time.sleep(60), timeout=0.1)
     assert time.monotonic() - start < 10
+
+
+_GARBAGE = """
+import gc, os
+from tkc.child import in_child
+
+# As modules do; what it allocates makes a collection due.
+os.register_at_fork(after_in_child=lambda: [[] for _ in range(100000)])
+
+
+class Driver:
+    def __init__(self, parent):
+        self.itself, self.parent = self, parent
+
+    def __del__(self):
+        print("destroyed", os.getpid() == self.parent, flush=True)
+
+
+gc.disable()
+Driver(os.getpid())
+gc.enable()
+print("answer", in_child(lambda: (gc.enable(), [[] for _ in range(100000)], gc.collect(), 3)[-1]))
+assert gc.isenabled()
+gc.collect()
+"""
+
+
+def test_a_forked_child_collects_no_garbage_of_its_parent() -> None:
+    """Of a CUDA graph or memory for a GPU, a destructor ends the child: no driver survives a fork."""
+    result = subprocess.run([sys.executable, "-c", _GARBAGE], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["answer", "3", "destroyed", "True"]
+    assert "destroyed" not in result.stderr
 
 
 def test_an_interrupt_ends_a_child(tmp_path: Path) -> None:
