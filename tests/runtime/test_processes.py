@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 import tkc
 from tests.runtime import concurrency
+from tkc.kernels import Target
 
 SECONDS = 120
 
@@ -63,3 +65,43 @@ def test_state_belongs_to_a_process(tmp_path: Path) -> None:
 def test_a_child_of_a_process_that_used_cuda_says_so(tmp_path: Path) -> None:
     """At once."""
     run("cuda_forks", concurrency.compiled("cuda").save(tmp_path / "attention.tkc"))
+
+
+def test_a_child_destroys_nothing_of_its_parents_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs and pinned memory are let go by calls that fail there, and end the process."""
+    destroyed = []
+
+    class Recorded:
+        def __del__(self) -> None:
+            destroyed.append(self)
+
+    executable = tkc.compile(torch.nn.ReLU(), (torch.rand(3),))
+    executable(torch.rand(3))
+    running = executable._running
+    running.target, running._graphs, running._index_flags = Target("cuda", "sm_90a"), Recorded(), Recorded()
+    kept: list[object] = []
+    monkeypatch.setattr("tkc.runtime.running._LEFT_ALONE", kept)
+    running.after_fork(busy=False)
+    with pytest.raises(tkc.ForkError, match="CUDA does not work in a child"):
+        executable(torch.rand(3))
+    del executable, running
+    gc.collect()
+    assert not destroyed
+    kept.clear()
+    gc.collect()
+    assert len(destroyed) == 2
+
+
+@pytest.mark.gpu
+def test_a_child_of_a_process_that_ran_graphs() -> None:
+    """It ends by itself, and so does one that compiles the next model."""
+    table = torch.nn.Embedding(7, 8).cuda()
+    rows = torch.tensor([1, 2, 3], device="cuda")
+    executable = tkc.compile(table, (rows,), target="cuda")
+    for _ in range(5):
+        executable(rows)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    tkc.compile(torch.nn.ReLU(), (torch.rand(3, device="cuda"),), target="cuda", database=False)

@@ -30,6 +30,10 @@ from tkc.runtime.weights import EntryWeights
 if TYPE_CHECKING:
     from tkc.runtime.profiling.measuring import Subject
 
+_LEFT_ALONE: list[object] = []
+"""In a forked child, what its parent had on a GPU, and recorded there. To destroy it takes a driver, which a child of a
+process that used it does not have: PyTorch ends the process."""
+
 
 class Running(SurvivesFork):
     """Runs the calls of one executable, of flattened tensors, as many at once as it has virtual machines.
@@ -365,6 +369,7 @@ class Running(SurvivesFork):
     def after_fork(self, busy: bool) -> None:
         """Make ready for calls in a forked child, or for refusing them."""
         if self.target.is_cuda and self._launch is not None:
+            _LEFT_ALONE.append((self, self._checked, self._launch, self._graphs, self._order, self._named))
             self._refuse(NO_CUDA)
             self._graphs = self._order = None
         elif busy:
