@@ -13,9 +13,8 @@ from functools import partial
 
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
-from tvm_ffi import structural_equal
 
-from tkc.schedules.blocks import nodes, static
+from tkc.schedules.blocks import loads, nodes, same_load, static
 from tkc.schedules.lowering.sum_nests import SumNest, adds_in, known_product, sum_nest
 from tkc.schedules.lowering.thread_reductions import reduce_among_threads
 
@@ -99,12 +98,8 @@ def _adds_products(nest: SumNest) -> bool:
 
 def _reads_others(expr: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
     """Whether ``expr`` reads an element that ``other`` does not."""
-    others = _elements_read(other)
-    return not all(any(map(partial(structural_equal, element), others)) for element in _elements_read(expr))
-
-
-def _elements_read(expr: tirx.PrimExpr) -> list[tirx.BufferLoad]:
-    return [node for node in nodes(expr) if isinstance(node, tirx.BufferLoad)]
+    others = list(loads(other))
+    return not all(any(map(partial(same_load, element), others)) for element in loads(expr))
 
 
 def _is_long(nest: SumNest, lengths: _Lengths) -> bool:

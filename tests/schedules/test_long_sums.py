@@ -21,10 +21,11 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import tkc
-from tests.schedules.graphs import CPU, Model, build, error, fused, graph, on_cpu, size
+from tests.schedules.graphs import CPU, Model, build, error, fused, graph, on_cpu, scheduled, size
 from tests.schedules.random_schedules import the_function
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import nodes
+from tkc.schedules.lowering import long_sums
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.lowering.long_sums import sum_in_parts
 from tkc.schedules.schedule_module import ScheduleModule, schedule_by_rules
@@ -126,6 +127,28 @@ def test_long_sums_are_accurate(name: str) -> None:
     program = torch.export.export(model, (x,), dynamic_shapes=({d: ANY for d in case.unknown},))
     found, expected = tkc.compile(program)(x), model(x.double())
     assert error(found.double(), expected) <= MOST
+
+
+PARTS: dict[str, tuple[Callable[..., relax.Expr], int]] = {
+    "products of two tensors": (lambda b, x, y: op.sum(b.emit(op.multiply(x, y)), 0), 256),
+    "products with a column": (
+        lambda b, x, y: op.sum(b.emit(op.multiply(x, b.emit(op.max(y, 1, keepdims=True)))), 0),
+        256,
+    ),
+    "squares": (lambda b, x, y: op.sum(b.emit(op.multiply(x, x)), 0), 64),
+    "products with a function of the same": (lambda b, x, y: op.sum(b.emit(op.multiply(x, b.emit(op.tanh(x)))), 0), 64),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_products_of_different_elements_have_longer_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of tensors that have one shape."""
+    body, length = PARTS[name]
+    lengths: list[int] = []
+    parts = long_sums._Parts
+    monkeypatch.setattr(long_sums, "_Parts", lambda nest, part, scope: lengths.append(part) or parts(nest, part, scope))
+    scheduled(graph([((4096, 8), "float32"), ((4096, 8), "float32")], body), CPU)
+    assert set(lengths) == {length}
 
 
 N, M = size("n"), size("m")
