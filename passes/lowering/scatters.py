@@ -68,6 +68,12 @@ class _Rewriting(PyExprMutator):
 
     def _before_clamping(self, indices: relax.Expr, size: tirx.PrimExpr) -> relax.Expr:
         """What ``indices`` were before each was brought between 0 and ``size - 1``; themselves if they were not."""
+        reshaped = self.lookup_binding(indices) if isinstance(indices, relax.Var) else indices
+        if is_call(reshaped, "relax.reshape"):
+            given = self._before_clamping(reshaped.args[0], size)
+            if given.same_as(reshaped.args[0]):
+                return indices
+            return self.builder_.emit(relax.op.reshape(given, shape(indices)))
         least = self._bounded(indices, "relax.minimum", None if (known := static(size)) is None else known - 1)
         given = None if least is None else self._bounded(least, "relax.maximum", 0)
         return indices if given is None else given

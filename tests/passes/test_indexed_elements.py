@@ -12,7 +12,7 @@ from tvm.ir import IRModule
 
 import tkc
 from tests.passes.reference_execution import evaluated, imported
-from tests.schedules.graphs import Model
+from tests.schedules.graphs import Applied
 from tkc.kernels import Target
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.schedules.target import tvm_target
@@ -62,7 +62,7 @@ def test_symbolic_sizes() -> None:
 def test_on_the_cpu_indices_are_brought_into_range_as_they_are_read() -> None:
     """One function reads them, and writes none."""
     x, indices = torch.rand(3, 4, 5), places(3, 4, 7, below=5)
-    program = torch.export.export(Model(lambda x, i: x.gather(2, i).exp()), (x, indices))
+    program = torch.export.export(Applied(lambda x, i: x.gather(2, i).exp()), (x, indices))
     executable = tkc.compile(program, database=False)
     assert len(executable.report.scheduled) == 1
     torch.testing.assert_close(executable(x, indices), x.gather(2, indices).exp())

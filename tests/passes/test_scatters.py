@@ -12,20 +12,12 @@ from torch.export import Dim
 
 import tkc
 from tests.frontend.onnx_execution import parsed
+from tests.schedules.graphs import Applied
 from tkc.passes.lowering import scatter_function
 
 ANY = Dim.AUTO
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 Function = Callable[..., Tensor]
-
-
-class _Applied(torch.nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def _numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -73,7 +65,7 @@ def _assert_same(
     """On every device the order is that of the indices, as PyTorch has it on the CPU."""
     shapes = {"args": tuple({d: ANY for d in range(arg.dim())} for arg in args)} if dynamic else None
     options = {"target": device, "dynamic_shapes": shapes, "database": False}
-    executable = tkc.compile(_Applied(function), tuple(arg.to(device) for arg in args), **options)
+    executable = tkc.compile(Applied(function), tuple(arg.to(device) for arg in args), **options)
     for call in (args, *others):
         found = executable(*(arg.to(device) for arg in call))
         torch.testing.assert_close(found.cpu(), function(*call), rtol=0, atol=0, equal_nan=True)
@@ -168,7 +160,7 @@ def test_gathered_rows_of_any_number(name: str, device: str) -> None:
 def test_gathered_rows_are_read_in_place() -> None:
     """There is no function that only gathers."""
     x, i, j = _numbers(9, 33), _places(9, 20), _places(8, 20)
-    executable = tkc.compile(_Applied(GATHERED["messages of a graph"]), (x, i, j), database=False)
+    executable = tkc.compile(Applied(GATHERED["messages of a graph"]), (x, i, j), database=False)
     assert not any("take" in entry.function or "gather" in entry.function for entry in executable.report.scheduled)
 
 
@@ -180,7 +172,7 @@ def test_places_from_the_end_and_nan() -> None:
     places = torch.tensor([0, 1, 1, 2, 3, 1])[:, None].expand(-1, 33).contiguous()
     for name in ("amax", "amin"):
         function = ELEMENTS[f"scatter_reduce by {name}"]
-        executable, expected = tkc.compile(_Applied(function), (x, places, v)), function(x, places, v)
+        executable, expected = tkc.compile(Applied(function), (x, places, v)), function(x, places, v)
         torch.testing.assert_close(executable(x, places, v), expected, rtol=0, atol=0, equal_nan=True)
 
 

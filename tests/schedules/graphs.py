@@ -34,6 +34,18 @@ class Model(torch.nn.Module):
         return self.function(x)
 
 
+class Applied(torch.nn.Module):
+    """A function of tensors as a model, whose dynamic shapes are those of ``args``."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """What the function makes of ``args``."""
+        return self.function(*args)
+
+
 def size(name: str) -> tirx.Var:
     """A dimension known only at run time."""
     return tirx.Var(name, "int64")

@@ -10,19 +10,11 @@ import torch
 from torch.export import Dim
 
 import tkc
+from tests.schedules.graphs import Applied
 from tests.schedules.sources import generated_sources
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64]
 FUNCTIONS = ("expm1", "log1p", "cosh", "sinh", "tan", "tanh", "acos", "atanh", "round", "ceil", "trunc", "sqrt", "erf")
-
-
-class _Applied(torch.nn.Module):
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> object:
-        return self.function(*args)
 
 
 def _each(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -41,7 +33,7 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_no_result_hides_a_function_and_none_is_made_up(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvcc takes a name for the nearest thing that is called so; the C library of 16-bit floats is small."""
     sources = generated_sources(monkeypatch)
-    tkc.compile(_Applied(_each), (torch.rand(9, 5).to(dtype),), target="cuda:sm_90a", kernels="none", database=False)
+    tkc.compile(Applied(_each), (torch.rand(9, 5).to(dtype),), target="cuda:sm_90a", kernels="none", database=False)
     (source,) = sources
     assert "hnearbyint" not in source
     for kernel in re.split(r'extern "C" __global__', source)[1:]:
@@ -54,7 +46,7 @@ def test_no_result_hides_a_function_and_none_is_made_up(dtype: torch.dtype, monk
 def test_functions_are_right_on_the_gpu(dtype: torch.dtype) -> None:
     """Halves among the numbers, which are rounded to even ones."""
     x = torch.linspace(-3.5, 3.5, 29, dtype=dtype, device="cuda")
-    found = tkc.compile(_Applied(_each), (x,), target="cuda", kernels="none", database=False)(x)
+    found = tkc.compile(Applied(_each), (x,), target="cuda", kernels="none", database=False)(x)
     for value, known in zip(found, _each(x), strict=True):
         torch.testing.assert_close(value, known, equal_nan=True)
 
@@ -74,7 +66,7 @@ def _compiled(name: str, target: str, device: str) -> tuple[tkc.Executable, tupl
     args = tuple(arg.to(device) for arg in args)
     shapes = None if sizes is None else (sizes,)
     options = {"target": target, "kernels": "none", "database": False, "dynamic_shapes": shapes}
-    return tkc.compile(_Applied(function), args, **options), args
+    return tkc.compile(Applied(function), args, **options), args
 
 
 @pytest.mark.parametrize("name", UNSCHEDULED)

@@ -80,7 +80,7 @@ def test_odd_functions_run_in_threads_too(name: str) -> None:
 
 def test_one_thread_is_said() -> None:
     """What only runs serially is reported as such."""
-    _, report = scheduled(graph(*WRITTEN_AS_LOOPS["scatter"]), HOPPER)
+    _, report = scheduled(graph(*WRITTEN_AS_LOOPS["index_put"]), HOPPER)
     assert [entry.scheduled_by for entry in report] == ["fallback"]
     assert "one GPU thread" in report[0].reason
 

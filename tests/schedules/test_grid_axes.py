@@ -14,6 +14,7 @@ from tvm.tirx.stmt_functor import substitute
 from tvm_ffi import structural_equal
 
 import tkc
+from tests.schedules.graphs import Applied
 from tests.schedules.sources import generated_sources
 from tkc.contracts import LAUNCH_PARAMETERS, THREAD_EXTENT
 from tkc.schedules.blocks import nodes
@@ -128,15 +129,6 @@ def test_low_grids_stay_as_they_are(lengths: Lengths) -> None:
     assert structural_equal(WidenGrids()(module), module)
 
 
-class _Applied(torch.nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
-
-
 ROWS = Dim("rows", min=2, max=1 << 20)
 MODELS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "matrix products": (torch.bmm, [(HIGH, 3, 4), (HIGH, 4, 5)]),
@@ -160,7 +152,7 @@ def _compiled(name: str, open_rows: bool, target: str, device: str) -> tuple[tkc
     if open_rows:
         dynamic = {"args": tuple({0: ROWS} if shape[0] == HIGH else None for shape in shapes)}
     options = {"target": target, "kernels": "none", "database": False, "dynamic_shapes": dynamic}
-    return tkc.compile(_Applied(function), args, **options), args
+    return tkc.compile(Applied(function), args, **options), args
 
 
 @pytest.mark.parametrize("open_rows", [True, False])

@@ -10,18 +10,10 @@ from torch import Tensor
 
 import tkc
 from tests.frontend.onnx_execution import parsed
+from tests.schedules.graphs import Applied
 from tests.schedules.sources import generated_sources
 
 Function = Callable[..., Tensor]
-
-
-class _Applied(torch.nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def _narrow(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -73,7 +65,7 @@ CASES = NEGATED | SELECTED | UNCOMPILED
 def _source(name: str, patch: pytest.MonkeyPatch) -> str:
     function, args = CASES[name]
     sources = generated_sources(patch)
-    tkc.compile(_Applied(function), args, target="cuda:sm_90a", kernels="none", database=False)
+    tkc.compile(Applied(function), args, target="cuda:sm_90a", kernels="none", database=False)
     return "".join(sources)
 
 
@@ -96,7 +88,7 @@ def test_extrema_of_unsigned_integers_are_of_signed_ones(monkeypatch: pytest.Mon
 def test_other_extrema_of_integers_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The instruction is right where nothing is negated."""
     sources = generated_sources(monkeypatch)
-    tkc.compile(_Applied(lambda x: (x * 3).amin(0)), (_integers(7, 16),), target="cuda:sm_90a", database=False)
+    tkc.compile(Applied(lambda x: (x * 3).amin(0)), (_integers(7, 16),), target="cuda:sm_90a", database=False)
     assert "_int32(" not in "".join(sources)
 
 
@@ -122,7 +114,7 @@ def test_what_is_no_cuda_code_is_not_generated(name: str, monkeypatch: pytest.Mo
 def test_compile_for_a_gpu(name: str) -> None:
     """All of it is C++."""
     function, args = CASES[name]
-    tkc.compile(_Applied(function), args, target="cuda:sm_90a", kernels="none", database=False)
+    tkc.compile(Applied(function), args, target="cuda:sm_90a", kernels="none", database=False)
 
 
 @pytest.mark.gpu
@@ -131,6 +123,6 @@ def test_on_a_gpu(name: str) -> None:
     """In each of several calls, as what was read may be right by chance."""
     function, args = CASES[name]
     args = tuple(arg.cuda() for arg in args)
-    compiled = tkc.compile(_Applied(function), args, target="cuda", kernels="none", database=False)
+    compiled = tkc.compile(Applied(function), args, target="cuda", kernels="none", database=False)
     for _ in range(3):
         torch.testing.assert_close(compiled(*args), function(*args))
