@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -18,6 +18,15 @@ from tkc.passes.lowering import scatter_function
 ANY = Dim.AUTO
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Of several values for one place, PyTorch's threads leave any; one thread leaves the last."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
