@@ -22,6 +22,10 @@ STATIC_SHARED_MEMORY = 48 * KIB
 """Bytes of shared memory that a block of any GPU gets without asking the driver for more."""
 
 
+WIDEST_GRID, HIGHEST_GRID = 2**31 - 1, 65535
+"""Blocks along the first axis of a grid, and along each other one, on every GPU."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One CUDA architecture. Sizes of memory are in bytes, the clock in hertz, the bandwidth in bytes per second."""

@@ -8,8 +8,8 @@ import tvm
 from tvm import DataType, s_tir, tirx
 from tvm.target import Target
 
+from tkc.kernels.devices import WIDEST_GRID
 from tkc.schedules.blocks import nodes, static, thread_tag
-from tkc.schedules.lowering.grid_axes import MOST_BLOCKS
 from tkc.schedules.lowering.thread_reductions import UnreducedError, reduce_among_threads
 
 # Up to where buffers have the size that is allocated: what is left of them where their blocks were computed at a loop.
@@ -30,8 +30,8 @@ class OpenMemoryError(ValueError):
 
 def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
     """What ``func``, scheduled, asks for and no launch on ``target`` can have, as a clause; ``None`` if nothing."""
-    if (blocks := _known_blocks(func)) > MOST_BLOCKS:
-        return f"it launches {blocks} blocks, where a grid has up to {MOST_BLOCKS}"
+    if (blocks := _known_blocks(func)) > WIDEST_GRID:
+        return f"it launches {blocks} blocks, where a grid has up to {WIDEST_GRID}"
     try:
         reduce_among_threads(func)
     except UnreducedError as error:

@@ -203,10 +203,11 @@ def _text(output: IO[bytes]) -> str:
 
 
 def _fork() -> int:
-    """:func:`os.fork`, with what is garbage now left alone in the child, which has no more collections.
+    """:func:`os.fork` without garbage collection in the child.
 
-    Destructors may wait for threads that the child does not have, or want a GPU's driver, which does not survive a
-    fork. They are disabled before, because what modules registered to run in a forked child runs before anything here.
+    Destructors of the parent's garbage may wait for threads that the child does not have, or want a GPU's driver, which
+    does not survive a fork. Collection is disabled before the fork, because handlers that modules registered with
+    :func:`os.register_at_fork` run in the child first.
     """
     enabled, pid = gc.isenabled(), -1
     gc.disable()
@@ -218,7 +219,7 @@ def _fork() -> int:
         if pid != 0 and enabled:
             gc.enable()
     if pid == 0:
-        gc.freeze()  # for what enables them again
+        gc.freeze()  # should the work enable it again
     return pid
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.devices import HIGHEST_GRID
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.rotary.spec import VECTOR_BYTES, Rotary, RotaryConfiguration, lanes_per_head, vector_width
@@ -12,7 +13,6 @@ from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
 _OPTIONAL = ("weight", "keys", "key_weight", "key_out")
-_MOST_BLOCKS = 65535  # of a grid on its second axis
 
 
 def define(parameters: RotaryParameters, configuration: RotaryConfiguration, target: Target) -> PrimFunc:
@@ -39,9 +39,9 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
         batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
         threads = sequence * heads * lanes
         # A sequence's own blocks, so that no place in memory is divided by the length of the sequences.
-        grid = (T.ceildiv(threads, c.threads), T.min(batch, _MOST_BLOCKS), T.ceildiv(batch, _MOST_BLOCKS))
+        grid = (T.ceildiv(threads, c.threads), T.min(batch, HIGHEST_GRID), T.ceildiv(batch, HIGHEST_GRID))
         with T.Kernel(*(T.max(extent, 1) for extent in grid), threads=c.threads) as (block, b_low, b_high):
-            b = b_high * _MOST_BLOCKS + b_low
+            b = b_high * HIGHEST_GRID + b_low
             thread = block * c.threads + T.get_thread_binding()
             lane = thread % lanes
             # Variables, because places in memory are 64-bit numbers, and dividing these costs more.

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from tvm import tirx
 
 from tkc.contracts import THREAD_EXTENT
+from tkc.kernels.devices import MULTIPROCESSORS, WARP
 from tkc.passes.graph.bindings import static
 from tkc.passes.graph.layout import product
-from tkc.passes.lowering.scatter_function import FlatTensors, Tensor
+from tkc.passes.lowering.scatter_function import FlatTensors, Tensor, int64
 
 _THREADS = 256
 _COPIED = 4
@@ -21,8 +22,8 @@ _COPIED = 4
 _WIDEST = 64
 """How many threads are side by side along a row, and how many columns each of them has."""
 _COLUMNS = 4
-_BLOCKS = 528
-"""How many blocks look for their rows, if there are so many: four for each multiprocessor of an H200."""
+_BLOCKS = 4 * MULTIPROCESSORS
+"""How many blocks look for their rows, if there are so many."""
 _SEARCHES = 1 << 18
 _MOST_RANGES = 64
 """How many threads look for their elements, and how many of them in one column."""
@@ -43,8 +44,8 @@ static __device__ __forceinline__ long long tkc_place(long long index, long long
   return index < 0 ? index + length : index;
 }
 
-// In a block of `threads`, for the rows of one of `ranges` and the columns of one of `tiles`. Sixteen warps' worth of
-// indices is searched at a time; what is found is written in order, by as many threads as are side by side.
+// In a block of `threads`, for the rows of one of `ranges` and the columns of one of `tiles`. Each thread looks at four
+// indices at a time; the rows found are written in their order, each by as many threads as are side by side.
 template <typename Op, bool clamps, bool gathers, int threads, int side, int columns, typename T, typename I,
           typename S>
 static __device__ __forceinline__ int tkc_scatter_rows(
@@ -131,13 +132,13 @@ def gpu_scatter_function(
     memory = FlatTensors(tensors)
     sizes = memory.sizes("x")
     outer, length, inner = product(sizes[:axis]), sizes[axis], product(sizes[axis + 1 :])
-    count = memory.sizes("indices")[axis]
+    count = memory.writes(axis)
     options = [f"tkc_{reduction}", _cpp(clamps)]
     out, indices, values = (memory.address(name) for name in ("out", "indices", "values"))
     if of_rows:
         side = _side(inner)
-        tiles = tirx.floordiv(inner + (side * _COLUMNS - 1), _number(side * _COLUMNS))
-        ranges = _shared(length, _BLOCKS, outer * tiles)
+        tiles = tirx.floordiv(inner + (side * _COLUMNS - 1), int64(side * _COLUMNS))
+        ranges = _ranges(length, _BLOCKS, outer * tiles)
         gathers = "sources" in tensors
         name = ["tkc_scatter_rows", *options, _cpp(gathers), str(_THREADS), str(side), str(_COLUMNS)]
         sources = memory.address("sources" if gathers else "indices")
@@ -146,10 +147,10 @@ def gpu_scatter_function(
         search = _launched(outer * ranges * tiles, lambda block, _: _called(name, [*arguments, block]))
     else:
         width = static(inner)
-        ranges = tirx.min(_shared(length, _SEARCHES, outer * inner), _number(_MOST_RANGES))
-        name = ["tkc_scatter_elements", *options, _cpp(width is None or width >= 32)]
+        ranges = tirx.min(_ranges(length, _SEARCHES, outer * inner), int64(_MOST_RANGES))
+        name = ["tkc_scatter_elements", *options, _cpp(width is None or width >= WARP)]
         arguments = [out, indices, values, outer, count, length, inner, ranges]
-        blocks = tirx.floordiv(outer * ranges * inner + (_THREADS - 1), _number(_THREADS))
+        blocks = tirx.floordiv(outer * ranges * inner + (_THREADS - 1), int64(_THREADS))
         search = _launched(blocks, lambda block, thread: _called(name, [*arguments, block * _THREADS + thread]))
     return memory.function([_copied(memory), search])
 
@@ -162,14 +163,15 @@ def _copied(memory: FlatTensors) -> tirx.Stmt:
         i = tirx.Var("i", "int64")
         at = (block * _COPIED + i) * _THREADS + thread
         one = tirx.IfThenElse(at < elements, memory.store(at, memory.load("x", at)), None)
-        return tirx.For(i, _number(0), _number(_COPIED), tirx.ForKind.UNROLLED, one)
+        return tirx.For(i, int64(0), int64(_COPIED), tirx.ForKind.UNROLLED, one)
 
-    return _launched(tirx.floordiv(elements + (_THREADS * _COPIED - 1), _number(_THREADS * _COPIED)), copy)
+    return _launched(tirx.floordiv(elements + (_THREADS * _COPIED - 1), int64(_THREADS * _COPIED)), copy)
 
 
-def _shared(length: tirx.PrimExpr, wanted: int, others: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Into how many ranges places are divided where each has ``others`` beside it, to have ``wanted`` altogether."""
-    return tirx.max(tirx.min(length, tirx.floordiv(_number(wanted), tirx.max(others, _number(1)))), _number(1))
+def _ranges(length: tirx.PrimExpr, wanted: int, others: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Into how many ranges the places along the axis are divided, at least one and at most ``length``, so that these
+    and ``others``, which each of them is multiplied by, make about ``wanted``."""
+    return tirx.max(tirx.min(length, tirx.floordiv(int64(wanted), tirx.max(others, int64(1)))), int64(1))
 
 
 def _side(inner: tirx.PrimExpr) -> int:
@@ -188,7 +190,7 @@ def _called(name: list[str], arguments: list[tirx.PrimExpr]) -> tirx.Stmt:
 def _launched(blocks: tirx.PrimExpr, body: Callable[[tirx.Var, tirx.Var], tirx.Stmt]) -> tirx.Stmt:
     block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
     statement = body(block, thread)
-    for variable, tag, extent in ((thread, "threadIdx.x", _number(_THREADS)), (block, "blockIdx.x", blocks)):
+    for variable, tag, extent in ((thread, "threadIdx.x", int64(_THREADS)), (block, "blockIdx.x", blocks)):
         axis = tirx.IterVar(None, variable, tirx.IterVar.ThreadIndex, tag)
         statement = tirx.AttrStmt(axis, THREAD_EXTENT, extent, statement)
     return statement
@@ -196,7 +198,3 @@ def _launched(blocks: tirx.PrimExpr, body: Callable[[tirx.Var, tirx.Var], tirx.S
 
 def _cpp(flag: bool) -> str:
     return "true" if flag else "false"
-
-
-def _number(value: int) -> tirx.PrimExpr:
-    return tirx.const(value, "int64")

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from tvm import tirx
 
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN, S_TIR
-from tkc.passes.graph.bindings import static
 from tkc.passes.graph.layout import product
 
 Reduction = Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]
@@ -74,6 +73,11 @@ class FlatTensors:
         """Of a tensor; what is no number is a variable of the function."""
         return list(self._buffers[name].shape)
 
+    def writes(self, axis: int) -> tirx.PrimExpr:
+        """How many indices along ``axis`` are followed: none where there is no place, or no value, to name."""
+        x, values = self.sizes("x")[axis], self.sizes("values")[axis]
+        return tirx.if_then_else(tirx.all(x > 0, values > 0), self.sizes("indices")[axis], int64(0))
+
     def load(self, name: str, place: tirx.PrimExpr) -> tirx.PrimExpr:
         """The element at ``place``, counted row by row."""
         return tirx.BufferLoad(self._flat[name], [place])
@@ -84,7 +88,7 @@ class FlatTensors:
 
     def address(self, name: str) -> tirx.PrimExpr:
         """Where the tensor is."""
-        return tirx.address_of(self.load(name, _number(0)))
+        return tirx.address_of(self.load(name, int64(0)))
 
     def function(self, statements: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
         """The scheduled function that does ``statements`` and takes the tensors in their order, the result last."""
@@ -106,6 +110,7 @@ class _Function:
         self._outer, self._length, self._inner = product(x[:axis]), x[axis], product(x[axis + 1 :])
         self._elements = product(x)
         self._count = self._memory.sizes("indices")[axis]
+        self._writes = self._memory.writes(axis)
         self._reduced = REDUCTIONS[reduction]
         self._in_vectors = reduction == "update" or (
             reduction in _IN_VECTORS and tensors["x"].dtype in _WITHOUT_CONVERSION
@@ -113,7 +118,7 @@ class _Function:
 
     def made(self) -> tirx.PrimFunc:
         """The function, which copies and then writes."""
-        chunks = tirx.floordiv(self._elements + (_COPIED - 1), _number(_COPIED))
+        chunks = tirx.floordiv(self._elements + (_COPIED - 1), int64(_COPIED))
         return self._memory.function(
             [
                 _loop(chunks, self._copied, tirx.ForKind.PARALLEL),
@@ -123,22 +128,18 @@ class _Function:
 
     def _copied(self, chunk: tirx.Var) -> tirx.Stmt:
         begin = chunk * _COPIED
-        width = tirx.min(self._elements - begin, _number(_COPIED))
+        width = tirx.min(self._elements - begin, int64(_COPIED))
         return _each(width, lambda i: self._memory.store(begin + i, self._memory.load("x", begin + i)), in_vectors=True)
 
     def _parts(self) -> tirx.PrimExpr:
         """Into how many parts, for a thread each, the columns of one of the outer tensors are divided."""
-        return tirx.floordiv(self._inner + (_COLUMNS - 1), _number(_COLUMNS))
+        return tirx.floordiv(self._inner + (_COLUMNS - 1), int64(_COLUMNS))
 
     def _columns(self, part: tirx.Var) -> tirx.Stmt:
         """All that is written in some columns of one of the outer tensors."""
         nth, begin = tirx.floordiv(part, self._parts()), tirx.floormod(part, self._parts()) * _COLUMNS
-        width = tirx.min(self._inner - begin, _number(_COLUMNS))
-        writes = self._count
-        for named in (self._length, self._memory.sizes("values")[self._axis]):
-            if static(named) is None:
-                writes = tirx.Select(named > 0, writes, _number(0))  # of nothing, no index is one
-        return _loop(writes, lambda k: self._row(k, nth, begin, width))
+        width = tirx.min(self._inner - begin, int64(_COLUMNS))
+        return _loop(self._writes, lambda k: self._row(k, nth, begin, width))
 
     def _row(self, k: tirx.Var, nth: tirx.PrimExpr, begin: tirx.PrimExpr, width: tirx.PrimExpr) -> tirx.Stmt:
         """The ``k``-th elements along the axis, in ``width`` columns from ``begin`` on."""
@@ -163,7 +164,7 @@ class _Function:
         given = self._memory.load("indices", at).astype("int64")
         if self._clamps:
             return tirx.Bind(index, _clamped(given, self._length))
-        return tirx.Bind(index, given + tirx.Select(given < 0, self._length, _number(0)))
+        return tirx.Bind(index, given + tirx.Select(given < 0, self._length, int64(0)))
 
     def _put(self, place: tirx.PrimExpr, value: tirx.PrimExpr) -> tirx.Stmt:
         return self._memory.store(
@@ -172,10 +173,11 @@ class _Function:
 
 
 def _clamped(index: tirx.PrimExpr, size: tirx.PrimExpr) -> tirx.PrimExpr:
-    return tirx.min(tirx.max(index.astype("int64"), _number(0)), size - 1)
+    return tirx.min(tirx.max(index.astype("int64"), int64(0)), size - 1)
 
 
-def _number(value: int) -> tirx.PrimExpr:
+def int64(value: int) -> tirx.PrimExpr:
+    """``value`` as a literal of the dtype that places are counted in."""
     return tirx.const(value, "int64")
 
 
@@ -190,7 +192,7 @@ def _each(width: tirx.PrimExpr, statement: Callable[[tirx.PrimExpr], tirx.Stmt],
     """``statement`` for each number below ``width``, in vectors as far as these go."""
     if not in_vectors:
         return _loop(width, statement)
-    lanes = _number(_LANES)
+    lanes = int64(_LANES)
 
     def vector(nth: tirx.Var) -> tirx.Stmt:
         return _loop(lanes, lambda lane: statement(nth * lanes + lane), tirx.ForKind.VECTORIZED)
@@ -204,4 +206,4 @@ def _loop(
     extent: tirx.PrimExpr, body: Callable[[tirx.Var], tirx.Stmt], kind: tirx.ForKind = tirx.ForKind.SERIAL
 ) -> tirx.Stmt:
     variable = tirx.Var("i", "int64")
-    return tirx.For(variable, _number(0), extent, kind, body(variable))
+    return tirx.For(variable, int64(0), extent, kind, body(variable))

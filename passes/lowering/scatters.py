@@ -1,4 +1,4 @@
-"""Scatters on the CPU: whole rows at a time where all elements of a row go to the same place, threads side by side."""
+"""Scatters: whole rows at a time where all elements of a row go to the same place, threads side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tkc.passes.lowering.scatter_function import REDUCTIONS, Tensor, scatter_fun
 
 @tvm.transform.module_pass(opt_level=0, name="Scatters")
 class Scatters:
-    """Replaces ``scatter_elements`` in a module for the CPU by functions that are scheduled.
+    """Replaces ``scatter_elements`` by functions that are scheduled.
 
     TVM's divide the number of every element by the tensor's sizes, go along the axis before they go along rows, and
     read one index for each element where all of a row have the same. Equal indices are written in their order. Rows
@@ -25,7 +25,7 @@ class Scatters:
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with such functions; as it is where the target is a GPU."""
+        """``module`` with such functions; others are left to TVM where sizes are not known to fit."""
         return rewritten(module, _Rewriting)
 
 

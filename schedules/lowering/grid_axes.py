@@ -1,7 +1,7 @@
 """Blocks along the second and third axis of a grid, of which CUDA launches no more than 65,535, laid along the first.
 
-That takes 2^31 - 1 (CUDA Programming Guide, "Technical Specifications per Compute Capability"). TVM's sorts have a row
-at each place of the second axis, and products of matrices the matrices of a batch.
+That takes 2^31 - 1. TVM's sorts have a row at each place of the second axis, and products of matrices the matrices of a
+batch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.contracts import LAUNCH_PARAMETERS, THREAD_EXTENT
-from tkc.schedules.blocks import thread_tag
+from tkc.kernels.devices import HIGHEST_GRID, WIDEST_GRID
+from tkc.schedules.blocks import static, thread_tag
 from tkc.schedules.target import is_gpu_code
 
-MOST_BLOCKS = 2**31 - 1
-"""How many a grid may have along its first axis."""
-_MOST_FURTHER = 65535
 _FIRST = "blockIdx.x"
 _FURTHER = ("blockIdx.y", "blockIdx.z")
 _LAUNCH = Op.get("tirx.tvm_call_packed")
@@ -75,13 +73,14 @@ class _Grid:
         high = [
             tag
             for tag in _FURTHER
-            if tag in extents and analyzer.const_int_bound(extents[tag]).max_value > _MOST_FURTHER
+            if tag in extents and analyzer.const_int_bound(extents[tag]).max_value > HIGHEST_GRID
         ]
         return cls(func, call, extents, (_FIRST, *high)) if high else None
 
     def launch(self) -> tirx.Call:
         """What the host calls: the kernel with the lengths of all axes but the last, and all blocks along the first."""
-        arguments = [*self.call.args[: 1 + len(self.func.params)], *map(self._length, self.moved[:-1])]
+        lengths = [self._length(tag).astype(_LAUNCHED) for tag in self.moved[:-1]]  # where all is launched, they fit
+        arguments = [*self.call.args[: 1 + len(self.func.params)], *lengths]
         blocks = prod((self._length(tag).astype("int64") for tag in self.moved), start=tirx.const(1, "int64"))
         remaining = {tag: extent for tag, extent in self.extents.items() if tag not in self.moved}
         return tirx.Call(self.call.dtype, self.call.op, [*arguments, blocks, *remaining.values()], span=self.call.span)
@@ -94,7 +93,7 @@ class _Grid:
         rest: tirx.PrimExpr = block
         places: dict[str, tirx.PrimExpr] = {}
         for tag, length in zip(self.moved, positive, strict=False):
-            is_one = isinstance(self._length(tag), tirx.IntImm) and int(self._length(tag)) == 1
+            is_one = static(self._length(tag)) == 1
             places[tag] = tirx.const(0, _LAUNCHED) if is_one else tirx.truncmod(rest, length)
             rest = rest if is_one else tirx.truncdiv(rest, length)
         places[self.moved[-1]] = rest
@@ -109,8 +108,8 @@ class _Grid:
             return launch.body
 
         body = ir_transform(self.func.body, None, placed, ["tirx.AttrStmt"])
-        axis = tirx.IterVar(tvm.ir.Range(0, MOST_BLOCKS), block, tirx.IterVar.ThreadIndex, _FIRST)
-        launched = tirx.AttrStmt(axis, THREAD_EXTENT, tirx.const(MOST_BLOCKS, _LAUNCHED), tirx.SeqStmt([*bound, body]))
+        axis = tirx.IterVar(tvm.ir.Range(0, WIDEST_GRID), block, tirx.IterVar.ThreadIndex, _FIRST)
+        launched = tirx.AttrStmt(axis, THREAD_EXTENT, tirx.const(WIDEST_GRID, _LAUNCHED), tirx.SeqStmt([*bound, body]))
         tags = [_FIRST, *(tag for tag in self.extents if tag not in self.moved)]
         func = tirx.PrimFunc(
             [*self.func.params, *lengths], launched, self.func.ret_type, self.func.buffer_map, self.func.attrs
@@ -118,4 +117,4 @@ class _Grid:
         return func.with_attr(LAUNCH_PARAMETERS, tags)
 
     def _length(self, tag: str) -> tirx.PrimExpr:
-        return self.extents.get(tag, tirx.const(1, _LAUNCHED)).astype(_LAUNCHED)
+        return self.extents.get(tag, tirx.const(1, _LAUNCHED))

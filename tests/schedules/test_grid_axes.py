@@ -119,6 +119,15 @@ def test_what_is_known_to_be_high_is_moved() -> None:
     assert int(module["host"].body.value.args[-1]) == 2 * HIGH
 
 
+@pytest.mark.parametrize("rows", [HIGH, 2**31, 2**32 + 5])
+def test_more_blocks_than_any_grid_has_are_not_wrapped(rows: int) -> None:
+    """The launcher refuses them, and would launch what is left of a number in 32 bits."""
+    module = WidenGrids()(_module(LAUNCHES["along x and y"]))
+    host = module["host"]
+    blocks = host.body.value.args[-2]
+    assert _value(blocks, {host.params[1]: rows}) == 3 * rows
+
+
 @pytest.mark.parametrize(
     "lengths",
     [{"blockIdx.y": 65535, "blockIdx.x": None}, {"blockIdx.x": None, "threadIdx.x": 32}, {"threadIdx.x": 32}],
