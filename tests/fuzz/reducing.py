@@ -269,6 +269,14 @@ def _layer_norm_source(args: Any, _: dict[str, Any]) -> str:
     return f"F.layer_norm({args[0]}, {args[0]}.shape[-1:]{', ' + args[1] if len(args) > 1 else ''})"
 
 
+def _layer_norm_in_steps(args: list[str], _: dict[str, Any], rounded: Callable[[str], str]) -> str:
+    """With a mean that is rounded: all elements of a row are off by as much, which is more beside their deviations."""
+    mean = f"torch.mean({args[0]}, -1, keepdim=True)"
+    variance = f"torch.var({args[0]}, -1, correction=0, keepdim=True)"
+    weighted = f" * {args[1]}" if len(args) > 1 else ""
+    return f"({args[0]} - {rounded(mean)}) / torch.sqrt({variance} + 1e-5){weighted}"
+
+
 def _rms_norm_source(args: Any, _: dict[str, Any]) -> str:
     return f"F.rms_norm({args[0]}, {args[0]}.shape[-1:], {args[1] if len(args) > 1 else None}, 1e-5)"
 
@@ -330,6 +338,6 @@ OPERATORS: dict[str, Operator] = {
     "sort": _along("torch.sort({}, dim={axis}, stable=True)", _sortable, _sorted, 0.4, False, False, True, True),
     "argsort": _along("torch.argsort({}, dim={axis}, stable=True)", _sortable, _order, 0.3, False, False, empty=True),
     "topk": Operator(_topk_draw, _topk_infer, _topk_source, 0.7),
-    "layer_norm": Operator(_normalized_draw, _normalized_infer, _layer_norm_source, 0.8, rounds=True),
+    "layer_norm": Operator(_normalized_draw, _normalized_infer, _layer_norm_source, 0.8, rounds=True, inner=_layer_norm_in_steps),
     "rms_norm": Operator(_normalized_draw, _normalized_infer, _rms_norm_source, 0.8, rounds=True),
 }

@@ -105,6 +105,23 @@ def test_roundings_within_a_function_count(monkeypatch: pytest.MonkeyPatch) -> N
     assert expected.difference(eager(program, sizes)) is not None
 
 
+def test_a_layer_norm_of_near_numbers_has_a_rounded_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that differ by a twentieth, half a unit of the mean's last place is 3e-6 of the result."""
+    program, sizes = generate(202717, 6885), {}
+    expected = Expected(program, sizes)
+
+    def normalized(ulps: int) -> Callable[..., torch.Tensor]:
+        def layer_norm(x: torch.Tensor, _: object, weight: torch.Tensor) -> torch.Tensor:
+            mean = (x.double().mean(-1, keepdim=True) * (1 + ulps * 2.0**-24)).to(x.dtype)
+            return (x - mean) * (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt() * weight
+
+        return layer_norm
+
+    for ulps, is_right in ((1, True), (-1, True), (16, False), (-16, False)):
+        monkeypatch.setattr(F, "layer_norm", normalized(ulps))
+        assert (expected.difference(eager(program, sizes)) is None) == is_right
+
+
 def test_failures_shrink_to_their_cause() -> None:
     """A fault of one operator ends as a graph of that operator alone, with one call."""
 
