@@ -27,6 +27,15 @@ def highest(dtype: str) -> tirx.PrimExpr:
     return tirx.const(float("inf"), dtype) if dtype in _INFINITE else tirx.max_value(dtype)
 
 
+NEUTRAL: dict[type, Callable[[str], tirx.PrimExpr]] = {
+    tirx.Add: lambda dtype: tirx.const(0, dtype),
+    tirx.Mul: lambda dtype: tirx.const(1, dtype),
+    tirx.Max: lowest,
+    tirx.Min: highest,
+}
+"""What, of a dtype, changes nothing that it is combined with, by the operation."""
+
+
 def argmax_of(x: Numbers, y: Numbers) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     """Of two pairs of position and value the one with the larger value; NaN is larger than any. First of equal ones."""
     return _better(x, y, x[1] > y[1])

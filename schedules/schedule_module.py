@@ -27,6 +27,7 @@ from tkc.schedules.rules.empty import schedule_empty
 from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
 from tkc.schedules.rules.gpu_rows import schedule_gpu_rows
+from tkc.schedules.rules.gpu_split_reduction import schedule_gpu_split_reduction
 from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
 from tkc.schedules.rules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.rules.gpu_windows import schedule_gpu_windows
@@ -102,6 +103,7 @@ GPU_RULES = (
     _product("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
+    Rule("gpu-split-reduction", schedule_gpu_split_reduction),
     Rule("gpu-windows", schedule_gpu_windows),
     Rule("gpu-vector-reduction", schedule_gpu_vector_reduction),
     Rule("gpu-rows", schedule_gpu_rows),
@@ -219,7 +221,7 @@ def schedule_by_rules(
         if exceeded is None:
             try:
                 return DefaultSchedule(scheduled, _generated(scheduled, target), rule.name, "; ".join(refusals) or None)
-            except OpenMemoryError as error:
+            except (OpenMemoryError, UnreducedError) as error:
                 exceeded = str(error)
         refusals.append(f"{rule.name} does not fit: {exceeded}")
     serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)

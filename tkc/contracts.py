@@ -33,7 +33,8 @@ READ_STATE: Final = "tkc.read_state"
 
 OPERATOR: Final = "tkc.op"
 """Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one,
-:data:`GROUPED_MATMUL_OPERATOR` or :data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""
+:data:`GROUPED_MATMUL_OPERATOR`, :data:`HISTOGRAM_OPERATOR` or :data:`LOG2_OPERATOR`. Rules recognise the operator by
+it."""
 
 GROUPED_MATMUL_OPERATOR: Final = "grouped_matmul"
 """A value of :data:`OPERATOR`: ``function(a, weight, offsets)`` multiplies each group of rows by its own weight. The
@@ -51,6 +52,9 @@ HISTOGRAM_MINIMUM: Final = "tkc.minimum"
 
 HISTOGRAM_MAXIMUM: Final = "tkc.maximum"
 """Of a histogram: the upper bound of the last bin, a float."""
+
+LOG2_OPERATOR: Final = "log2"
+"""A value of :data:`OPERATOR`: ``function(x)`` is the logarithm to base 2, exact for powers of two."""
 
 # Annotations in TensorIR.
 

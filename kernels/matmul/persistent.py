@@ -5,6 +5,7 @@ Here the producer loops over all slices of all tiles, and waits for nothing but 
 stores its own rows, part by part, each under way while the next is computed: none waits for another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -274,9 +275,25 @@ def _compute(k: _Kernel, warpgroup: int) -> None:
             _multiply(k, own, parts, at, parity)
         if c.shares > 1:
             shared_depth.add_up(share, row_part, own.rows, turn, acc, k.exchange)
+        if s.float32 and share == 0:
+            tf32.add_again(acc, _product(k, entry, row, column), p.k)
         if share == 0:
             _finish(k, own, turn, entry, row, column)
     T.tma_store_wait(0)
+
+
+def _product(
+    k: _Kernel, entry: PrimExpr, row: PrimExpr, column: PrimExpr
+) -> Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]:
+    """The product, from global memory, of a row, a column and a depth of the tile that begins there."""
+    s, tensors = k.shape, k.tensors
+    batch = (entry,) if s.batched else ()
+
+    def product(i: PrimExpr, j: PrimExpr, depth: PrimExpr) -> PrimExpr:
+        place = (column + j, depth) if s.transposed else (depth, column + j)
+        return tensors.a[(*batch, row + i, depth)] * tensors.b[(*batch, *place)]
+
+    return product
 
 
 @T.macro

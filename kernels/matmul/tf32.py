@@ -7,9 +7,11 @@ its sums of some tens of products may err by more than that, too. (Ootomo and Yo
 accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", arXiv:2203.03341.) As they found,
 tensor cores round sums toward zero, so that those of each slice go into others, which are rounded to nearest.
 
-Infinite operands make their row or column of the product not a number: their low parts are infinity less infinity.
+Of an infinite operand that is not a number: its low part is infinity less infinity, and infinity times a low part of
+zero. So sums that are not a number are added up again by float32's own arithmetic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tilelang.language as T
@@ -21,6 +23,7 @@ from tkc.kernels.matmul.tiling import Tiling
 
 TF32 = "custom[tfloat32]"
 
+_MOST_COLUMNS = 256  # of a tile
 _VECTOR = 4  # floats that a thread loads or stores at a time
 
 # TF32's last bit among a float32's, and what is cut off below it.
@@ -123,6 +126,46 @@ def multiply(s: Slices, at: PrimExpr, parity: PrimExpr, rows: slice, own: Regist
             policy=T.GemmWarpPolicy.FullRow,
         )
     T.wait_wgmma(0)
+
+
+@T.macro
+def add_again(acc: Buffer, product: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr], k: int) -> None:
+    """Add up the sums of ``acc`` that are not a number of their ``k`` products, one by one.
+
+    ``product`` takes the row, the column and the depth. A thread does so for one of its sums after the other: code for
+    each of them would take nvcc as long as all the rest.
+    """
+    rows, columns = acc.shape
+    all_of_them = T.alloc_local((1,), "float32")
+    all_of_them[0] = 0
+    for i, j in T.Parallel(rows, columns):
+        all_of_them[0] += acc[i, j]
+    if T.isnan(all_of_them[0]):
+        _add_each_again(acc, product, k)
+
+
+@T.macro
+def _add_each_again(acc: Buffer, product: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr], k: int) -> None:
+    rows, columns = acc.shape
+    last = T.alloc_var("int32")
+    sought = T.alloc_var("int32")
+    total = T.alloc_var("float32")
+    last = -1
+    for _ in T.serial(rows * columns // WARPGROUP):
+        sought = rows * _MOST_COLUMNS
+        for i, j in T.Parallel(rows, columns):
+            if T.isnan(acc[i, j]) and i * _MOST_COLUMNS + j > last:
+                sought = T.min(sought, i * _MOST_COLUMNS + j)
+        if sought == rows * _MOST_COLUMNS:
+            T.loop_break()
+        total = 0
+        for depth in T.serial(k):
+            if not T.isnan(total):  # from then on it is not
+                total += product(sought // _MOST_COLUMNS, sought % _MOST_COLUMNS, depth)
+        for i, j in T.Parallel(rows, columns):
+            if i * _MOST_COLUMNS + j == sought:
+                acc[i, j] = total
+        last = sought
 
 
 def _cut(x: PrimExpr) -> PrimExpr:

@@ -13,7 +13,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.passes.graph.rewriting import rewritten
+from tkc.passes.graph.rewriting import rewritten, targets_gpu
 
 _SIGNED = {"float32": "int32", "float64": "int64"}
 _SORTED = ("int32", "int64")
@@ -39,15 +39,35 @@ class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         name = call.op.name if isinstance(call.op, Op) else ""
-        if name not in _SORTS or call.args[0].struct_info.dtype in _SORTED:
+        if name not in _SORTS:
             return call
         x, attrs = call.args[0], call.attrs
-        keys, axis = self._keys(x), int(attrs.axis) % x.struct_info.ndim
+        axis, last = int(attrs.axis) % x.struct_info.ndim, x.struct_info.ndim - 1
+        if axis == last or not targets_gpu():
+            return call if x.struct_info.dtype in _SORTED else self._sorted(name, x, axis, attrs)
+        # TVM would transpose within the function that sorts, where a single thread of the GPU does it.
+        order = [*range(last + 1)]
+        order[axis], order[last] = last, axis
+        found = self._sorted(name, self.builder_.emit(op.permute_dims(x, order)), last, attrs)
+        if not isinstance(call.struct_info, relax.TupleStructInfo):
+            return op.permute_dims(self.builder_.emit(found), order)
+        found = self.builder_.emit(found)
+        parts = [self.builder_.emit(relax.TupleGetItem(found, number)) for number in range(2)]
+        return relax.Tuple([self.builder_.emit(op.permute_dims(part, order)) for part in parts])
+
+    def _sorted(self, name: str, x: relax.Expr, axis: int, attrs: tvm.ir.Attrs) -> relax.Expr:
+        """What the operator ``name`` makes of ``x`` along ``axis``."""
+        is_sorted = x.struct_info.dtype in _SORTED
+        keys = x if is_sorted else self._keys(x)
         if name == "relax.argsort":
             return op.argsort(keys, axis, attrs.descending, attrs.dtype)
         if name == "relax.sort":
+            if is_sorted:
+                return op.sort(keys, axis, attrs.descending)
             order = self.builder_.emit(op.argsort(keys, axis, attrs.descending, "int64"))
             return op.gather_elements(x, order, axis)
+        if is_sorted:
+            return op.topk(keys, attrs.k, axis, attrs.ret_type, attrs.largest, attrs.dtype)
         indices = op.topk(keys, attrs.k, axis, "indices", attrs.largest, attrs.dtype)
         if attrs.ret_type == "indices":
             return indices

@@ -8,6 +8,7 @@ from math import isclose, log
 import numpy as np
 from tvm import relax
 
+from tkc.contracts import LOG2_OPERATOR, OPERATOR
 from tkc.passes.graph.bindings import Graph, has_known_shape, shape
 from tkc.passes.graph.layout import product
 
@@ -71,7 +72,16 @@ def _rounded_exponent(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
         ceil = graph.call(_unscaled(graph, exponential.args[0], log(2)), "relax.ceil")
     else:
         return None
-    logarithm = None if ceil is None else graph.call(_unscaled(graph, ceil.args[0], 1 / log(2)), "relax.log")
+    return None if ceil is None else _exponentiated(graph, ceil.args[0])
+
+
+def _exponentiated(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
+    """``x`` where ``expr`` is its logarithm to base 2: a frontend's function, or a multiple of the natural one."""
+    function = graph.call(expr, "relax.call_tir")
+    if function is not None:
+        attrs = graph.module[function.args[0]].attrs
+        return function.args[1][0] if attrs is not None and attrs.get(OPERATOR) == LOG2_OPERATOR else None
+    logarithm = graph.call(_unscaled(graph, expr, 1 / log(2)), "relax.log")
     return None if logarithm is None else logarithm.args[0]
 
 

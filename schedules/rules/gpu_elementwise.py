@@ -124,7 +124,7 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     """
     statement = sch.get(block)
     loops = sch.get_loops(block)
-    extent = static(sch.get(loops[-1]).extent) if loops else None
+    extent = static(sch.get(loops[-1]).extent) if statement.iter_vars else None
     if extent is None or not _runs_contiguously(statement):
         return 1
     reads = contiguous_reads(statement, statement.iter_vars[-1].var)
@@ -140,7 +140,7 @@ def aligned_lanes(lanes: int, moved: Sequence[tirx.BufferRegion]) -> int:
 
     What is moved may be less than a row, as a slice is.
     """
-    rows = [static(region.buffer.shape[-1]) for region in moved]
+    rows = [static(region.buffer.shape[-1]) if region.buffer.shape else 1 for region in moved]
     return 1 if None in rows else gcd(lanes, *(row for row in rows if row is not None))
 
 

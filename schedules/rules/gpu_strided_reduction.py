@@ -45,26 +45,35 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
         return None
     inline_injective(sch, child_blocks(sch), merged=False)
     reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
-    if len(reductions) != 1 or not _reads_lines(sch, reductions[0]):
+    if len(reductions) != 1 or not reads_lines(sch, reductions[0]):
         return None
     (reduction,) = reductions
     others = [block for block in child_blocks(sch) if not is_reduction(sch.get(block))]
     if sch.get_producers(reduction) or not all(is_injective(sch.get(block)) for block in others):
         return None
     fused = sch.get_consumers(reduction)
-    if len(fused) != 1 or not _one_each(sch, reduction, fused[0]):
+    if len(fused) != 1 or not has_one_each(sch, reduction, fused[0]):
         fused = []
     fused_names = {sch.get(block).name_hint for block in fused}
     for block in others:
         if sch.get(block).name_hint not in fused_names:
             bind_elementwise(sch, block)
+    together = _threads_of_output(sch, reduction)
+    bind_reduction(sch, reduction, fused, _THREADS if together == 1 else _WARP, together)
+    return sch
+
+
+def bind_reduction(sch: s_tir.Schedule, reduction: SBlockRV, fused: list[SBlockRV], threads: int, together: int) -> None:
+    """Make ``reduction`` a kernel whose blocks have so many ``threads``, an output each, or ``together`` for each.
+
+    A block that follows may be computed in it: one element of each output.
+    """
     outer = fused[0] if fused else reduction
     loops = list(zip(sch.get_loops(outer), loop_kinds(sch, outer), strict=True))
     parallel = [loop for loop, kind in loops if kind == "S"]
     sch.reorder(*parallel, *(loop for loop, kind in loops if kind == "R"))
-    spatial = sch.fuse(*parallel)
-    together = _threads_of_output(sch, reduction)
-    group, thread = sch.split(spatial, [None, _THREADS if together == 1 else _WARP])
+    spatial = sch.fuse(*parallel) if parallel else sch.add_unit_loop(loops[0][0] if loops else outer)
+    group, thread = sch.split(spatial, [None, threads])
     sch.bind(group, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if fused:
@@ -77,15 +86,14 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
         steps, part = sch.split(sch.fuse(*reducing), [None, together])
         sch.reorder(part, steps)  # where threads are outermost, what one of them adds is a loop of its own
         sch.bind(part, "threadIdx.y")
-        return sch
+        return
     for loop in reducing:
         extent = static(sch.get(loop).extent)
         if extent is not None and extent <= _MOST_UNROLLED:
             sch.unroll(loop)
-    return sch
 
 
-def _one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
+def has_one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
     """Whether ``consumer`` has as many elements as ``reduction`` has outputs, so that none is reduced twice."""
     outputs, elements = (
         prod(_extents(sch.get(block), "S"), start=tirx.IntImm("int64", 1)) for block in (reduction, consumer)
@@ -108,7 +116,7 @@ def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV) -> int:
     return _TOGETHER if divisible and outputs < _MANY and elements >= _LONG else 1
 
 
-def _reads_lines(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def reads_lines(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a warp, which computes outputs that follow each other, reads lines of memory or what all of it needs."""
     spatial = [
         iterator.var

@@ -11,14 +11,10 @@ from collections.abc import Callable
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.kernels.reducers import highest, lowest
+from tkc.kernels.reducers import NEUTRAL
 from tkc.schedules.blocks import is_reduction, reads_along, static
 
-_NEUTRAL: dict[type, Callable[[str], tirx.PrimExpr]] = {
-    tirx.Add: lambda dtype: tirx.const(0, dtype),
-    tirx.Max: lowest,
-    tirx.Min: highest,
-}
+_PADDED = (tirx.Add, tirx.Max, tirx.Min)
 
 
 def pad_reductions(func: tirx.PrimFunc, lanes: int, keep: Callable[[tirx.SBlock], bool]) -> tirx.PrimFunc:
@@ -54,7 +50,7 @@ def _can_pad(block: tirx.SBlock) -> bool:
     store = block.body
     return (
         isinstance(store, tirx.BufferStore)
-        and type(store.value) in _NEUTRAL
+        and type(store.value) in _PADDED
         and isinstance(store.value.a, tirx.BufferLoad)
         and store.value.a.buffer.same_as(store.buffer)
     )
@@ -64,7 +60,7 @@ def _pad_block(block: tirx.SBlock, length: tirx.PrimExpr) -> tirx.SBlock:
     """``block`` with ``length`` iterations of its last iterator; those past the end reduce the neutral element."""
     *others, last = block.iter_vars
     combined = block.body.value
-    neutral = _NEUTRAL[type(combined)](combined.dtype)
+    neutral = NEUTRAL[type(combined)](combined.dtype)
     guarded = tirx.if_then_else(last.var < last.dom.extent, combined.b, neutral)
     store = tirx.BufferStore(block.body.buffer, type(combined)(combined.a, guarded), block.body.indices)
     longer = tirx.IterVar((last.dom.min, length), last.var, last.iter_type)

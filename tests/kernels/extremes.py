@@ -79,7 +79,14 @@ _CHOSEN = {
         "matmul", MatmulParameters(160, 64, "float16", "kn", activation="relu", outputs=(96, 32, 32)), {"m": 40}, _M
     ),
     "matmul, float32": Case("matmul", MatmulParameters(64, 64, "float32", activation="silu"), {"m": 40}, _M),
+    "matmul, float32, three outputs": Case(
+        "matmul",
+        MatmulParameters(160, 100, "float32", "kn", bias=True, outputs=(96, 32, 32)),
+        {"m": 140},
+        _M,
+    ),
     "batched": Case("matmul.batched", BatchedMatmulParameters(136, 64, "bfloat16"), *_BATCHED),
+    "batched, float32": Case("matmul.batched", BatchedMatmulParameters(136, 72, "float32", "kn"), *_BATCHED),
     "batched, sizes of calls": Case(
         "matmul.batched",
         BatchedMatmulParameters(None, None, "bfloat16", "kn"),

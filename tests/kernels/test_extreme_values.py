@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 
-from tests.kernels.built_kernel import BuiltKernel, build, gpu_target
+from tests.kernels.built_kernel import BuiltKernel, build, gpu_requests, gpu_target
 from tests.kernels.cuda_source import cuda_source
 from tests.kernels.extremes import CASES, Case, assert_same, call, inputs_of, requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import Target
+from tkc.kernels.matmul.parameters import MatmulParameters
 
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")
 VALUES = (math.nan, math.inf, -math.inf)
@@ -28,7 +30,8 @@ def check(kernel: BuiltKernel, case: Case) -> None:
     for nth, declared in enumerate(spec.inputs(p)):
         if not clean[nth].is_floating_point():
             continue
-        for value in VALUES if _takes_infinity(kernel, declared.name) else (math.nan,):
+        # FP8 has no infinity, and its scales are finite where codes are not zero.
+        for value in (math.nan,) if kernel.request.kernel == "matmul.scaled" else VALUES:
             for whole_row in (False, True):
                 inputs = [tensor.clone() for tensor in clean]
                 at = tuple(size // 2 for size in inputs[nth].shape)
@@ -40,13 +43,6 @@ def check(kernel: BuiltKernel, case: Case) -> None:
                 if declared.name in ("v", "cache"):
                     outputs, expected = _where_weighed(kernel, nth, clean, inputs, outputs, expected)
                 assert_same(outputs, expected, about)
-
-
-def _takes_infinity(kernel: BuiltKernel, name: str) -> bool:
-    """FP8 has no infinity, its scales are finite where codes are not zero, and TF32 parts make NaN of infinities."""
-    request = kernel.request
-    by_parts = request.kernel == "matmul" and request.parameters.dtype == "float32" and request.target.is_cuda
-    return not (request.kernel == "matmul.scaled" or (by_parts and name in ("a", "b")))
 
 
 def _where_weighed(
@@ -99,6 +95,25 @@ def test_values_that_are_not_finite_on_the_gpu(gpu_kernels: dict[str, list[Built
         pytest.skip("no kernel on this GPU")
     for kernel in gpu_kernels[name]:
         check(kernel, CASES[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize(("left", "right"), [(math.inf, 3.0), (3.0, -math.inf), (math.inf, math.inf), (math.inf, 0.0)])
+def test_float32_sums_with_infinity_are_those_of_float32(
+    builder: KernelBuilder, layout: Literal["nk", "kn"], left: float, right: float
+) -> None:
+    """All of a tile's, in every configuration, beside numbers that are small, exact, or zero."""
+    for kernel in build(builder, gpu_requests("matmul", MatmulParameters(160, 96, "float32", layout))):
+        generator = torch.Generator("cuda").manual_seed(0)
+        a = torch.randint(-3, 4, (200, 96), device="cuda", generator=generator).float()
+        b = torch.randint(-3, 4, (160, 96) if layout == "nk" else (96, 160), device="cuda", generator=generator).float()
+        a[5, 7], a[70:75, 90], a[150] = left, -left, left
+        b[(9, 7) if layout == "nk" else (7, 9)] = right
+        expected = a.double() @ (b.mT if layout == "nk" else b).double()
+        (out,) = call(kernel, [a, b], {"m": 200})
+        assert expected.isinf().any() and expected.isnan().any()
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["swiglu, a scale per token", "swiglu, a scale per block"])

@@ -89,7 +89,7 @@ def test_a_size_that_only_a_call_knows_is_a_bound_of_steps() -> None:
     module = graph([((size("rows"), size("length"), 24), "float32")], lambda b, x: op.sum(x, [0, 1]))
     _, func = the_function(fused(module, HOPPER))
     found = schedule_by_rules(func, HOPPER, tvm_target(HOPPER))
-    assert (found.rule, found.reason) == ("gpu-strided-reduction", None)
+    assert (found.rule, found.reason) == ("gpu-split-reduction", None)
 
 
 def _with_realize(func: tirx.PrimFunc, changed: Callable[[tirx.SBlockRealize], tirx.SBlockRealize]) -> tirx.PrimFunc:

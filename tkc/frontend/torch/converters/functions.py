@@ -8,24 +8,30 @@ from typing import Any
 from tvm import relax, te
 from tvm.relax import op
 
+from tkc.contracts import LOG2_OPERATOR, OPERATOR
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.tables import Unary, overloads
 from tkc.passes.lowering import number_functions
 
 
 def elementwise(
-    b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr, in_float32: bool = True
+    b: Emitter,
+    name: str,
+    function: number_functions.Function,
+    *operands: relax.Expr,
+    in_float32: bool = True,
+    **attrs: Any,
 ) -> relax.Expr:
     """``function`` of each element of tensors of one shape; ``in_float32`` of narrower ones, or of what they are.
 
-    The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
+    ``attrs`` become the PrimFunc's attributes. The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
     """
     compute = number_functions.in_float32(function) if in_float32 else function
 
     def loops(*tensors: te.Tensor) -> te.Tensor:
         return te.compute(tensors[0].shape, lambda *i: compute(*(tensor(*i) for tensor in tensors)), name=f"T_{name}")
 
-    return b.emit_te(name, loops, *operands)
+    return b.emit_te(name, loops, *operands, **attrs)
 
 
 def unary(function: Unary) -> Converter:
@@ -48,12 +54,10 @@ def log1p(b: Emitter, x: relax.Expr) -> relax.Expr:
     return elementwise(b, "log1p", number_functions.log1p, b.tensor(x, b.dtype))
 
 
-def _log_base(base: float) -> Converter:
-    def convert(b: Emitter, x: relax.Expr) -> relax.Expr:
-        x = b.wide(b.tensor(x, b.dtype))
-        return op.multiply(b.emit(op.log(x)), b.tensor(1 / math.log(base), x.struct_info.dtype))
-
-    return convert
+def log2(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """The logarithm to base 2; a product with ``1 / log(2)`` would make 2.9999998 of 8, which a floor brings out."""
+    function = number_functions.from_library("log2")
+    return elementwise(b, "log2", function, b.tensor(x, b.dtype), **{OPERATOR: LOG2_OPERATOR})
 
 
 def of_two_from_library(name: str) -> Converter:
@@ -119,12 +123,11 @@ CONVERTERS: dict[str, Converter] = {
     **overloads(
         {
             **{name: unary(function) for name, function in _UNARY.items()},
-            **{name: _unary_from_library(name) for name in ("lgamma", "erfc", "exp2")},
+            **{name: _unary_from_library(name) for name in ("lgamma", "erfc", "exp2", "log10")},
             **{f"special_bessel_{name}": _bessel(name) for name in ("j0", "j1", "y0", "y1")},
             "expm1": expm1,
             "log1p": log1p,
-            "log2": _log_base(2),
-            "log10": _log_base(10),
+            "log2": log2,
             "hypot": of_two_from_library("hypot"),
         },
         "default",

@@ -186,18 +186,20 @@ def group_norm(
     wide = b.wide(x)
     dtype, shape = wide.struct_info.dtype, list(x.struct_info.shape)
     grouped = b.emit(b.reshape(wide, [shape[0], groups, prod(shape[1:]) // groups]))
-    mean = b.emit(op.mean(grouped, [2], keepdims=True))
-    centered = b.emit(op.subtract(grouped, mean))
-    square = b.emit(op.mean(op.multiply(centered, centered), [2], keepdims=True))
-    reciprocal = b.emit(op.rsqrt(op.add(square, relax.const(eps, dtype))))
-    normalized = b.emit(op.multiply(centered, reciprocal))
+    # The variance has a mean of its own, and changes of shape keep both apart from what follows: each is a function that
+    # reads the tensor, and what is computed of it then is one more. Differences from the mean are not stored.
+    mean, variance = (b.emit(of(grouped, [2])) for of in (op.mean, op.variance))
+    reciprocal = b.emit(op.rsqrt(op.add(variance, relax.const(eps, dtype))))
+    of_groups = [shape[0], groups, 1]
+    centered = b.emit(op.subtract(grouped, b.emit(b.reshape(mean, of_groups))))
+    normalized = b.emit(op.multiply(centered, b.emit(b.reshape(reciprocal, of_groups))))
     out = b.emit(b.reshape(normalized, shape))
     along = [1, shape[1], *[1] * (len(shape) - 2)]
     if weight is not None:
         out = b.emit(op.multiply(out, b.reshape(b.cast(weight, dtype), along)))
     if bias is not None:
         out = b.emit(op.add(out, b.reshape(b.cast(bias, dtype), along)))
-    return [out, op.squeeze(mean, [2]), op.squeeze(reciprocal, [2])]
+    return [out, mean, reciprocal]
 
 
 CONVERTERS: dict[str, Converter] = {
