@@ -18,6 +18,8 @@ from tkc.contracts import PARTITIONED, THREAD_EXTENT
 
 _COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos", "call_pure_extern")
 
+SERIAL_ELEMENTS = 4096
+"""Waking the other cores costs microseconds; below this many elements one core is done sooner."""
 
 _MOST_READS = 256
 _MOST_NARROW_READS = 8

@@ -20,6 +20,7 @@ from tkc.kernels.target import Target
 _ONLY_VECTORS_OF_SCHEDULES = "-vectorize-loops:bool=0"
 
 # By LLVM's names of instruction sets, the widest first.
+_BFLOAT16_PRODUCTS = ("avx512bf16", "amx-bf16")
 _X86_VECTORS = ((512, "avx512f"), (256, "avx"), (128, "sse2"))
 
 
@@ -66,6 +67,11 @@ def vector_bits(target: tvm.target.Target) -> int:
         if codegen.llvm_cpu_has_features(feature, target):
             return bits
     return int(codegen.llvm_get_vector_width(target))
+
+
+def multiplies_bfloat16(target: tvm.target.Target) -> bool:
+    """Whether a CPU has instructions that do. Without them oneDNN takes longer than code that multiplies in float32."""
+    return any(codegen.llvm_cpu_has_features(feature, target) for feature in _BFLOAT16_PRODUCTS)
 
 
 def same_vectors(measured_on: Mapping[str, Any], target: tvm.target.Target) -> bool:

@@ -165,10 +165,15 @@ their zero points, by PyTorch's library, on the CPU (``tkc/runtime/integer_produ
 CONVOLVE_INTEGERS: Final = "tkc.convolve_integers"
 """The runtime registers it: ``(description, image, weight, *zeros)`` to the convolution of such codes."""
 
+MULTIPLY_BFLOAT16: Final = "tkc.multiply_bfloat16"
+"""The runtime registers it: ``(description, left, right)`` to the product of matrices of bfloat16, by PyTorch's library,
+on the CPU (``tkc/runtime/bfloat16_products.py``)."""
+
 LIBRARY_CALLS: Final = {
     CONVOLVE: "aten::convolution",
     MULTIPLY_INTEGERS: "aten::_int_mm",
     CONVOLVE_INTEGERS: "aten::convolution",
+    MULTIPLY_BFLOAT16: "aten::matmul",
 }
 """The operators of PyTorch's that such functions call, or in whose place they call others of its libraries."""
 PRODUCT: Final = "tkc_product"

@@ -19,6 +19,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.experts.sparse_experts import SparseExperts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
+from tkc.passes.canonical.library_bfloat16_products import LibraryBfloat16Products
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
 from tkc.passes.canonical.linear_products import LinearProducts
@@ -77,6 +78,7 @@ from tkc.passes.substitute_kernels import (
     default_configuration,
 )
 from tkc.schedules.schedule_module import ScheduleModule
+from tkc.schedules.target import multiplies_bfloat16, tvm_target
 from tkc.schedules.unordered import unordered_functions
 from tkc.stages import PassStage, Step
 from tkc.verify import (
@@ -118,7 +120,8 @@ def substitution_stages(
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:
             convolutions = (*convolutions, LibraryConvolutions())
-            linear = (LinearProducts(), Canonicalize(), ProductEpilogues())
+            narrow = (LibraryBfloat16Products(),) if multiplies_bfloat16(tvm_target(target)) else ()
+            linear = (LinearProducts(), *narrow, Canonicalize(), ProductEpilogues())
     experts = () if kernels == "none" else (SparseExperts(target), Canonicalize())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
@@ -275,10 +278,10 @@ def lowering_stage(target: Target, *planned: Step) -> PassStage:
 
 
 def generation_stages(
-    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, *, batch_invariant: bool = False
+    target: Target, machine: tvm.target.Target, database: Lookup | None, *, batch_invariant: bool = False
 ) -> list[PassStage]:
     """From what substitution left to a program of scheduled functions; the last stage lowers the graph."""
-    schedule = ScheduleModule(target, tvm_target, database, row_invariant=batch_invariant)
+    schedule = ScheduleModule(target, machine, database, row_invariant=batch_invariant)
     return [
         *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's. Which functions do not repeat

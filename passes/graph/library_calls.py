@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.ir import IRModule
 
-from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_INTEGERS
+from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_BFLOAT16, MULTIPLY_INTEGERS
 from tkc.passes.graph.bindings import static
 from tkc.passes.graph.runtime_calls import runtime_call
 
@@ -13,6 +13,7 @@ WHY = {
     CONVOLVE: "oneDNN convolves images whose channels stand last faster than generated code",
     CONVOLVE_INTEGERS: "oneDNN convolves 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_INTEGERS: "oneDNN multiplies 8-bit integers faster than generated code, which does in float32",
+    MULTIPLY_BFLOAT16: "oneDNN multiplies bfloat16 by instructions that generated code does without",
 }
 
 

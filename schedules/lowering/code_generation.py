@@ -17,6 +17,7 @@ from tkc.schedules.lowering.long_sums import sum_in_parts, sum_threads_in_parts
 from tkc.schedules.lowering.opaque_ends import guard_ends
 from tkc.schedules.lowering.scalar_calls import scalar_where_called
 from tkc.schedules.lowering.thread_reductions import reduce_among_threads
+from tkc.schedules.lowering.uniform_conditions import decide_for_vectors
 from tkc.schedules.lowering.vector_math import compare_for_nan, vectorize_math
 from tkc.schedules.lowering.wide_intermediates import widen_intermediates
 
@@ -28,7 +29,7 @@ def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         func = sum_threads_in_parts(begin_before_loops(widen_intermediates(func)))
         func = reduce_among_threads(hide_conditions(guard_floats(func)))
         return guard_empty_launches(hide_failing_divisions(func))
-    func = convert_literals(compute_in_float32(store_bytes(func)), on_cuda=False)
+    func = convert_literals(compute_in_float32(store_bytes(decide_for_vectors(func))), on_cuda=False)
     func = guard_ends(sum_in_parts(begin_before_loops(func)))
     func = hide_conditions(guard_floats(compare_for_nan(vectorize_math(func))))
     return hide_failing_divisions(scalar_where_called(func))

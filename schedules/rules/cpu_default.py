@@ -16,6 +16,7 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import (
+    SERIAL_ELEMENTS,
     child_blocks,
     inline_injective,
     is_injective,
@@ -27,13 +28,12 @@ from tkc.schedules.blocks import (
     static,
 )
 from tkc.schedules.rules.cpu_matmul import LOW_PRECISION, is_matmul, schedule_matmul
+from tkc.schedules.rules.cpu_transposition import schedule_transposition, transposed_axis
 from tkc.schedules.rules.merge_reductions import merge_reductions
 from tkc.schedules.rules.pad_reduction import pad_reductions
 from tkc.schedules.sizes.dispatch import chosen
 from tkc.schedules.target import vector_lanes
 
-# Waking the other cores costs microseconds; below this many elements one core is done sooner.
-_SERIAL_ELEMENTS = 4096
 # What a core takes at a time of a dimension that is split for parallelism.
 _CHUNK_VECTORS = 64
 # So many rows are computed one by one, of a product with what is stored by rows of the reduction (the weight of a
@@ -132,7 +132,9 @@ def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:
         return together
     for block in blocks:
         rows = _row_loops(sch, block)
-        if not _reduces_along_vectors(sch.get(block)):
+        if (axis := transposed_axis(sch.get(block))) is not None:
+            schedule_transposition(sch, block, axis, target)
+        elif not _reduces_along_vectors(sch.get(block)):
             _schedule_rows(sch, [block], rows, target)
         elif (done := _row_by_row(sch, [block], rows, target)) is not None:
             sch = done
@@ -205,7 +207,7 @@ def _schedule_rows(
     Raises :class:`_RepeatsWorkError`; not for one block whose reductions are not ``split``.
     """
     lanes = vector_lanes(target, "float32")
-    worth_parallel = any(_elements(sch, block) > _SERIAL_ELEMENTS for block in blocks)
+    worth_parallel = any(_elements(sch, block) > SERIAL_ELEMENTS for block in blocks)
     stages = [s for block in blocks for s in (_split_reduction(sch, block, 2 * lanes) if split else [block])]
     *producers, last = stages
     row = _row_loop(sch, last, rows, lanes, target)

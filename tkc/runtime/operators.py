@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from tkc.contracts import CALL_OPERATOR, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_INTEGERS
+from tkc.contracts import CALL_OPERATOR, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_BFLOAT16, MULTIPLY_INTEGERS
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
+from tkc.runtime.bfloat16_products import multiply_bfloat16
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
 from tkc.runtime.integer_products import convolve_integers, multiply_integers
@@ -92,6 +93,7 @@ def register() -> None:
     tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
+    tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_multiply_bfloat16))
     os.register_at_fork(after_in_child=_THREADS.lose)
 
 
@@ -122,6 +124,10 @@ def _multiply_integers(description: str, *operands: Any) -> torch.Tensor:
 
 def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
     return convolve_integers(_RUNNING.packed, str(description), *operands)
+
+
+def _multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
+    return multiply_bfloat16(str(description), left, right)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:

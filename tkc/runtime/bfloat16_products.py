@@ -1,0 +1,28 @@
+"""Matmuls of bfloat16 by PyTorch's library on the CPU, called by generated code.
+
+Generated code calls :data:`~tkc.contracts.MULTIPLY_BFLOAT16` with a description in JSON, ``{"transposed": ...}``,
+matrices ``[..., M, K]`` and ``[..., K, N]``, or ``[..., N, K]`` if the latter are transposed, and gets ``[..., M, N]``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from tkc.errors import OutOfMemoryError
+from tkc.runtime.input_checks import aligned
+
+
+def multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
+    """The product that the description says. Raises :class:`OutOfMemoryError`."""
+    rows, matrix = from_dlpack(left), from_dlpack(right)
+    if json.loads(description)["transposed"]:
+        matrix = matrix.mT
+    try:
+        with torch.no_grad():
+            return aligned(torch.matmul(rows, matrix))
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"there is not enough memory for a product: {error}") from error
