@@ -166,8 +166,8 @@ CONVOLVE_INTEGERS: Final = "tkc.convolve_integers"
 """The runtime registers it: ``(description, image, weight, *zeros)`` to the convolution of such codes."""
 
 MULTIPLY_BFLOAT16: Final = "tkc.multiply_bfloat16"
-"""The runtime registers it: ``(description, left, right)`` to the product of matrices of bfloat16, by PyTorch's library,
-on the CPU (``tkc/runtime/bfloat16_products.py``)."""
+"""The runtime registers it: ``(description, left, right)`` to the product of matrices of bfloat16, by PyTorch's
+library, on the CPU (``tkc/runtime/bfloat16_products.py``)."""
 
 LIBRARY_CALLS: Final = {
     CONVOLVE: "aten::convolution",

@@ -71,5 +71,6 @@ class _Rewriting(PyExprMutator):
         depths = shape(call.args[0])[-1], shape(call.args[1])[-2]
         if not self._analyzer.can_prove_equal(*depths):
             return False
-        is_one_row = static(rows) == 1 and (call.args[1].struct_info.ndim > 2 or all(static(size) == 1 for size in batch))
+        has_matrices = call.args[1].struct_info.ndim > 2
+        is_one_row = static(rows) == 1 and (has_matrices or all(static(size) == 1 for size in batch))
         return not is_one_row and prod(map(counted, (*batch, rows, columns, depths[0]))) >= LEAST_PRODUCTS

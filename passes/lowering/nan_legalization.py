@@ -69,7 +69,8 @@ def _position(combine: _Combine, identity: _Identity, extremum: _Extremum, bound
         axes = _reduced(x, axis)
 
         def pair(*kept: tirx.Var) -> tuple[te.Tensor, ...]:
-            reduced_pair: tuple[te.Tensor, ...] = reduce((_place(axes, dtype), _element(x, axis, kept, axes)), axis=axes)
+            element = _element(x, axis, kept, axes)
+            reduced_pair: tuple[te.Tensor, ...] = reduce((_place(axes, dtype), element), axis=axes)
             return reduced_pair
 
         positions, _ = te.compute(_kept(x, axis), pair, name="argreduce")

@@ -94,9 +94,7 @@ def _expm1(x: tirx.PrimExpr) -> tirx.PrimExpr:
         return _let(half, lambda half: _let(rest, lambda rest: (series * half + (half - _f32(1.0) / rest)) * rest))
 
     # Zeros keep their sign. Below the lower bound the result is -1.
-    return _let(
-        x, lambda x: tirx.Select(tirx.Or(x < _f32(0.0), _f32(0.0) < x), _reduced(x, (-20.0, 89.0), joined), x)
-    )
+    return _let(x, lambda x: tirx.Select(tirx.Or(x < _f32(0.0), _f32(0.0) < x), _reduced(x, (-20.0, 89.0), joined), x))
 
 
 def _reduced(

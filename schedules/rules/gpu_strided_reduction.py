@@ -63,7 +63,9 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     return sch
 
 
-def bind_reduction(sch: s_tir.Schedule, reduction: SBlockRV, fused: list[SBlockRV], threads: int, together: int) -> None:
+def bind_reduction(
+    sch: s_tir.Schedule, reduction: SBlockRV, fused: list[SBlockRV], threads: int, together: int
+) -> None:
     """Make ``reduction`` a kernel whose blocks have so many ``threads``, an output each, or ``together`` for each.
 
     A block that follows may be computed in it: one element of each output.

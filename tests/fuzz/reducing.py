@@ -338,6 +338,8 @@ OPERATORS: dict[str, Operator] = {
     "sort": _along("torch.sort({}, dim={axis}, stable=True)", _sortable, _sorted, 0.4, False, False, True, True),
     "argsort": _along("torch.argsort({}, dim={axis}, stable=True)", _sortable, _order, 0.3, False, False, empty=True),
     "topk": Operator(_topk_draw, _topk_infer, _topk_source, 0.7),
-    "layer_norm": Operator(_normalized_draw, _normalized_infer, _layer_norm_source, 0.8, rounds=True, inner=_layer_norm_in_steps),
+    "layer_norm": Operator(
+        _normalized_draw, _normalized_infer, _layer_norm_source, 0.8, rounds=True, inner=_layer_norm_in_steps
+    ),
     "rms_norm": Operator(_normalized_draw, _normalized_infer, _rms_norm_source, 0.8, rounds=True),
 }

@@ -16,8 +16,8 @@ from tvm.relax import op
 from tvm.tirx.stmt_functor import ir_transform
 
 import tkc
-from tests.schedules.graphs import CPU, Applied, Dimension, build, fused, graph, scheduled, size
 from tests.schedules.gpu_cases import HOPPER
+from tests.schedules.graphs import CPU, Applied, Dimension, build, fused, graph, scheduled, size
 from tkc.contracts import IS_SCHEDULED
 from tkc.schedules.blocks import thread_tag
 from tkc.schedules.lowering.empty_reductions import begin_before_loops
@@ -35,7 +35,10 @@ def _squares(b: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 
 OPERATORS: dict[str, tuple[Callable[..., relax.Expr], Callable[[torch.Tensor, list[int]], torch.Tensor]]] = {
     "sum": (lambda b, x, axes: op.sum(x, axes), lambda x, axes: x.sum(axes)),
-    "norm": (lambda b, x, axes: op.sqrt(b.emit(op.sum(_squares(b, x), axes))), lambda x, axes: x.square().sum(axes).sqrt()),
+    "norm": (
+        lambda b, x, axes: op.sqrt(b.emit(op.sum(_squares(b, x), axes))),
+        lambda x, axes: x.square().sum(axes).sqrt(),
+    ),
     "max": (lambda b, x, axes: op.max(x, axes), lambda x, axes: x.amax(axes)),
     "min": (lambda b, x, axes: op.min(x, axes), lambda x, axes: x.amin(axes)),
     "difference from the mean": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tvm import relax, te
@@ -20,11 +22,13 @@ def elementwise(
     function: number_functions.Function,
     *operands: relax.Expr,
     in_float32: bool = True,
-    **attrs: Any,
+    attrs: Mapping[str, Any] = MappingProxyType({}),
 ) -> relax.Expr:
     """``function`` of each element of tensors of one shape; ``in_float32`` of narrower ones, or of what they are.
 
-    ``attrs`` become the PrimFunc's attributes. The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
+    ``attrs`` become the PrimFunc's attributes.
+
+    The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
     """
     compute = number_functions.in_float32(function) if in_float32 else function
 
@@ -57,7 +61,7 @@ def log1p(b: Emitter, x: relax.Expr) -> relax.Expr:
 def log2(b: Emitter, x: relax.Expr) -> relax.Expr:
     """The logarithm to base 2; a product with ``1 / log(2)`` would make 2.9999998 of 8, which a floor brings out."""
     function = number_functions.from_library("log2")
-    return elementwise(b, "log2", function, b.tensor(x, b.dtype), **{OPERATOR: LOG2_OPERATOR})
+    return elementwise(b, "log2", function, b.tensor(x, b.dtype), attrs={OPERATOR: LOG2_OPERATOR})
 
 
 def of_two_from_library(name: str) -> Converter:

@@ -186,8 +186,8 @@ def group_norm(
     wide = b.wide(x)
     dtype, shape = wide.struct_info.dtype, list(x.struct_info.shape)
     grouped = b.emit(b.reshape(wide, [shape[0], groups, prod(shape[1:]) // groups]))
-    # The variance has a mean of its own, and changes of shape keep both apart from what follows: each is a function that
-    # reads the tensor, and what is computed of it then is one more. Differences from the mean are not stored.
+    # The variance has a mean of its own, and changes of shape keep both apart from what follows: each is a function
+    # that reads the tensor, and what is computed of it then is one more. Differences from the mean are not stored.
     mean, variance = (b.emit(of(grouped, [2])) for of in (op.mean, op.variance))
     reciprocal = b.emit(op.rsqrt(op.add(variance, relax.const(eps, dtype))))
     of_groups = [shape[0], groups, 1]
