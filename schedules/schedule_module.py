@@ -26,6 +26,7 @@ from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_m
 from tkc.schedules.rules.empty import schedule_empty
 from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
+from tkc.schedules.rules.gpu_row_reduction import schedule_gpu_row_reduction, schedule_gpu_rows_apart
 from tkc.schedules.rules.gpu_rows import schedule_gpu_rows
 from tkc.schedules.rules.gpu_split_reduction import schedule_gpu_split_reduction
 from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
@@ -109,7 +110,9 @@ GPU_RULES = (
     Rule("gpu-rows", schedule_gpu_rows),
     Rule("gpu-strided-reduction", schedule_gpu_strided_reduction),
     _dlight("dlight-reduction", dlight.gpu.Reduction()),
+    Rule("gpu-row-reduction", schedule_gpu_row_reduction),
     _dlight("dlight-general-reduction", dlight.gpu.GeneralReduction()),
+    Rule("gpu-row-reduction", schedule_gpu_rows_apart),
     _dlight("dlight-fallback", dlight.gpu.Fallback()),
 )
 

@@ -8,21 +8,14 @@ from math import prod
 
 import pytest
 import torch
-import tvm
 from torch.export import Dim
-from torch.utils.dlpack import from_dlpack
 from tvm import relax, tirx
 from tvm.relax import op
-from tvm.tirx.stmt_functor import ir_transform
 
 import tkc
 from tests.schedules.gpu_cases import HOPPER
-from tests.schedules.graphs import CPU, Applied, Dimension, build, fused, graph, scheduled, size
-from tkc.contracts import IS_SCHEDULED
-from tkc.schedules.blocks import thread_tag
-from tkc.schedules.lowering.empty_reductions import begin_before_loops
-from tkc.schedules.schedule_module import schedule_by_rules
-from tkc.schedules.target import tvm_target
+from tests.schedules.graphs import Applied, Dimension, graph, scheduled, size
+from tests.schedules.in_turn import in_turn
 
 RULE = "gpu-split-reduction"
 N, M = size("n"), size("m")
@@ -62,41 +55,12 @@ PLACES: dict[str, tuple[Shape, list[int]]] = {
 SIZES = [{"n": 1, "m": 1}, {"n": 70, "m": 61}, {"n": 1025, "m": 3}, {"n": 3, "m": 5000}]
 
 
-def _serial(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func``, scheduled for a GPU, with its threads one after the other, each of which begins its sum."""
-
-    def loop(node: tirx.For) -> tirx.For | None:
-        if thread_tag(node) is None:
-            return None
-        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, node.body)
-
-    return begin_before_loops(func.with_body(ir_transform(func.body, None, loop, ["tirx.For"])))
-
-
-def _in_turn(module: tvm.IRModule) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[str]]:
-    """``module`` with the schedules for a GPU, run by one thread of the CPU, and which rules those are of."""
-    module, rules = fused(module, HOPPER), []
-    for variable, func in module.functions_items():
-        if isinstance(func, tirx.PrimFunc):
-            found = schedule_by_rules(func, HOPPER, tvm_target(HOPPER))
-            rules.append(found.rule)
-            module[variable] = _serial(found.scheduled).with_attrs({**dict(func.attrs or {}), IS_SCHEDULED: True})
-    machine = relax.VirtualMachine(build(module, CPU), tvm.cpu())
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        copy = tvm.runtime.empty(tuple(x.shape), str(x.dtype).removeprefix("torch."))
-        from_dlpack(copy).copy_(x)
-        return from_dlpack(machine["main"](copy))
-
-    return run, rules
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_parts_make_the_whole(operator: str, place: str) -> None:
     """Every element is in one part, and what fills the last parts up changes nothing; of negative numbers, too."""
     (shape, axes), (body, reference) = PLACES[place], OPERATORS[operator]
-    run, rules = _in_turn(graph([(shape, "float32")], lambda b, x: body(b, x, axes)))
+    run, rules = in_turn(graph([(shape, "float32")], lambda b, x: body(b, x, axes)))
     assert RULE in rules
     for sizes in SIZES if any(isinstance(length, tirx.Var) for length in shape) else SIZES[:1]:
         lengths = [length if isinstance(length, int) else sizes[length.name] for length in shape]
@@ -107,7 +71,7 @@ def test_parts_make_the_whole(operator: str, place: str) -> None:
 @pytest.mark.parametrize("shape", [(256, 300), (N,)])
 def test_nan_goes_through_all_steps(shape: Shape) -> None:
     """Wherever it is."""
-    run, rules = _in_turn(graph([(shape, "float32")], lambda b, x: op.max(x, [*range(len(shape))])))
+    run, rules = in_turn(graph([(shape, "float32")], lambda b, x: op.max(x, [*range(len(shape))])))
     assert rules == [RULE]
     for place in (0, 5000, 76799):
         x = torch.rand(76800)
@@ -117,7 +81,7 @@ def test_nan_goes_through_all_steps(shape: Shape) -> None:
 
 def test_sums_of_nothing_are_zero() -> None:
     """And of fewer numbers than there are parts."""
-    run, _ = _in_turn(graph([((N, 40), "float32")], lambda b, x: op.sum(x, [0])))
+    run, _ = in_turn(graph([((N, 40), "float32")], lambda b, x: op.sum(x, [0])))
     assert torch.equal(run(torch.empty(0, 40)), torch.zeros(40))
     assert torch.equal(run(torch.ones(2, 40)), torch.full((40,), 2.0))
 
