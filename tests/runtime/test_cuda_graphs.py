@@ -91,6 +91,34 @@ def test_a_call_without_inputs_is_never_recorded(monkeypatch: pytest.MonkeyPatch
     assert runs == [0, 0, 0] and recording.recorded == []
 
 
+@pytest.mark.parametrize(
+    ("functions", "rows", "is_recorded"),
+    [(2, 8, False), (5, 8, True), (None, 8, True), (5, 1 << 22, False), (100, 1 << 22, True), (0, 8, False)],
+)
+def test_what_is_sooner_launched_is_not_recorded(
+    functions: int | None, rows: int, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few functions, or large tensors, which a graph copies."""
+    recording = Recording()
+    recording.graphs(monkeypatch)
+    results = [torch.empty(rows, 4, device="meta")]
+    graphs = CudaGraphs(lambda inputs: results, lambda inputs: (results, 0, None), functions=functions)
+    for _ in range(3):
+        graphs([torch.empty(rows, 4, device="meta")])
+    assert bool(recording.recorded) == is_recorded
+
+
+def test_what_updates_its_inputs_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not copied."""
+    recording = Recording()
+    recording.graphs(monkeypatch)
+    graphs = CudaGraphs(lambda inputs: [], lambda inputs: ([], 0, None), in_place=[0], functions=1)
+    cache = torch.empty(4, 4)
+    for _ in range(3):
+        graphs([cache])
+    assert recording.recorded == [4]
+
+
 class Layer(nn.Module):
     """Products, a normalization and a reduction that generated code does."""
 

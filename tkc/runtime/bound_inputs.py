@@ -31,9 +31,11 @@ class BoundInputs:
         retaining: Retaining | None,
         in_place: Collection[int],
         memory: GraphMemory,
+        functions: int | None,
     ) -> None:
         """``launch`` and ``retaining`` take all inputs, of which those at ``in_place`` are written or stay where they
-        are. ``retaining`` is what CUDA graphs record, ``None`` for none. ``weights`` are those that ``launch`` reads.
+        are. ``retaining`` is what CUDA graphs record, ``None`` for none. ``weights`` are those that ``launch`` reads,
+        and ``functions`` how many of them it launches.
         """
         import tvm
 
@@ -51,7 +53,7 @@ class BoundInputs:
         """The same as one CUDA graph for each of their shapes, where there are such."""
         if retaining is not None:
             moved = [self._places[position] for position in in_place if position in self._places]
-            self.graphs = CudaGraphs(self.launch, _completed(retaining, held, self.moving), moved, memory)
+            self.graphs = CudaGraphs(self.launch, _completed(retaining, held, self.moving), moved, memory, functions)
 
     def checked(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The moving ones of all inputs, as generated code takes them. Raises :class:`tkc.InputError` for what does not

@@ -66,6 +66,11 @@ class CallTable:
     functions: tuple[FunctionWork, ...] = ()
     graphs: Mapping[str, GraphCalls] = field(default_factory=dict)
 
+    @property
+    def calls(self) -> int | None:
+        """How many functions a call of the model calls, with all branches; ``None`` where that is not known."""
+        return sum(len(graph.sites) for graph in self.graphs.values()) if self.graphs else None
+
     def __post_init__(self) -> None:
         """Raise :class:`ValueError` for nodes that there are not."""
         nodes = {node for graph in self.graphs.values() for site in graph.sites for node in site.nodes}

@@ -24,6 +24,13 @@ by itself is never recorded: it takes long enough for its launches not to matter
 MOST_ATTEMPTS = 3
 """How often a call is tried to be recorded. Another thread that synchronizes the device spoils a recording."""
 
+_LAUNCH, _REPLAY, _COPY = 12.5, 15.0, 8.0
+"""Microseconds of the host: to call one function, to launch a graph, and to have a tensor copied to or from one.
+Measured on an H200's host with models of 1 to 17 functions (docs/notebook/2026-11-28.md)."""
+
+_COPIED_PER_MICROSECOND = 1.5e6
+"""Bytes of a tensor that a GPU reads and writes in that time, about."""
+
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """Gives a model's outputs for its inputs, which are checked, on the device, and contiguous."""
 
@@ -60,7 +67,8 @@ class GraphMemory:
 class CudaGraphs(threading.local):
     """Runs a model, by a recorded graph where it was called with these shapes before.
 
-    The first call of any shapes only runs; the second records them. A graph reads its inputs from copies, computes in
+    The first call of any shapes only runs; the second records them, unless copies would take longer than the launches
+    that a graph saves: few functions, or large inputs and outputs. A graph reads its inputs from copies, computes in
     memory of its own, and its outputs are copied, so that a caller may keep them. Inputs that the model updates are
     read and written where they are, and so are those said to be the same memory in each call, such as weights: a graph
     is for these tensors alone. Each thread has its own graphs, because generated code takes scratch memory that belongs
@@ -68,13 +76,20 @@ class CudaGraphs(threading.local):
     """
 
     def __init__(
-        self, run: Run, retaining: Retaining, in_place: Collection[int] = (), memory: GraphMemory | None = None
+        self,
+        run: Run,
+        retaining: Retaining,
+        in_place: Collection[int] = (),
+        memory: GraphMemory | None = None,
+        functions: int | None = None,
     ) -> None:
         """``run`` and ``retaining`` compute the same; ``in_place`` are the positions of inputs that they change, and of
         those that a caller keeps where they are.
 
-        ``memory`` is shared by all threads; each has its own if it is left out.
+        ``memory`` is shared by all threads; each has its own if it is left out. ``functions`` is how many of them a
+        call launches, if that is known.
         """
+        self._functions = functions
         self._run = run
         self._retaining = retaining
         self._in_place = frozenset(in_place)
@@ -95,7 +110,18 @@ class CudaGraphs(threading.local):
             return self._run(inputs) if recorded is None or recorded.graph is None else recorded.replay(inputs)
         self._recorded[key] = None
         self._drop_old()
-        return self._run(inputs)
+        outputs = self._run(inputs)
+        if not self._gains(inputs, outputs):
+            self._recorded[key] = _Recorded()
+        return outputs
+
+    def _gains(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a graph of such a call is sooner done than its launches; one that updates inputs counts as such."""
+        if self._functions is None or self._in_place:
+            return True
+        copied = [*inputs, *outputs]
+        copying = _COPY * len(copied) + sum(tensor.nbytes for tensor in copied) / _COPIED_PER_MICROSECOND
+        return _REPLAY + copying < _LAUNCH * self._functions
 
     def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded | None:
         """The graph of a call, or one without a graph if there is to be none; ``None`` if it is to be tried again."""

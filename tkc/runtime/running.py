@@ -133,6 +133,7 @@ class Running(SurvivesFork):
                 retaining=None if self._graphs is None else retaining(machines, weights, self._computed),
                 in_place={*self._updated_inputs, *self.static_inputs},
                 memory=self._graph_memory,
+                functions=self._calls.calls,
             )
 
     def _run(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
@@ -270,7 +271,7 @@ class Running(SurvivesFork):
         recorded = retaining(machines, weights, self._computed)
         in_place = {*self._updated_inputs, *self.static_inputs}
         self._graph_memory = GraphMemory()
-        return launch, CudaGraphs(launch, recorded, in_place, self._graph_memory)
+        return launch, CudaGraphs(launch, recorded, in_place, self._graph_memory, self._calls.calls)
 
     def _run_by(self, machines: Machines[Machine], weights: Sequence[Any]) -> Run:
         launch = launching(machines, weights, self._computed)
