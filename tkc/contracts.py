@@ -53,7 +53,7 @@ HISTOGRAM_MINIMUM: Final = "tkc.minimum"
 HISTOGRAM_MAXIMUM: Final = "tkc.maximum"
 """Of a histogram: the upper bound of the last bin, a float."""
 
-LOG2_OPERATOR: Final = "log2"
+LOG2_OPERATOR: Final = "binary_logarithm"
 """A value of :data:`OPERATOR`: ``function(x)`` is the logarithm to base 2, exact for powers of two."""
 
 # Annotations in TensorIR.
