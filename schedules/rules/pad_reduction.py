@@ -13,6 +13,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.kernels.reducers import NEUTRAL
 from tkc.schedules.blocks import is_reduction, reads_along, static
+from tkc.schedules.rules.split_reductions import has_neutral
 
 _PADDED = (tirx.Add, tirx.Max, tirx.Min)
 
@@ -41,19 +42,9 @@ def pad_reductions(func: tirx.PrimFunc, lanes: int, keep: Callable[[tirx.SBlock]
 
 
 def _can_pad(block: tirx.SBlock) -> bool:
-    if (
-        not is_reduction(block)
-        or block.iter_vars[-1].iter_type != tirx.IterVar.CommReduce
-        or not reads_along(block, -1)
-    ):
+    if not is_reduction(block) or block.iter_vars[-1].iter_type != tirx.IterVar.CommReduce:
         return False
-    store = block.body
-    return (
-        isinstance(store, tirx.BufferStore)
-        and type(store.value) in _PADDED
-        and isinstance(store.value.a, tirx.BufferLoad)
-        and store.value.a.buffer.same_as(store.buffer)
-    )
+    return reads_along(block, -1) and has_neutral(block) and isinstance(block.body.value, _PADDED)
 
 
 def _pad_block(block: tirx.SBlock, length: tirx.PrimExpr) -> tirx.SBlock:
