@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tvm
@@ -116,6 +117,15 @@ GPU_RULES = (
     _dlight("dlight-fallback", dlight.gpu.Fallback()),
 )
 
+# How many rows there are decides whether these are taken, and into how many parts they divide each.
+_BY_ROW = {
+    "gpu-split-reduction": None,
+    "gpu-vector-reduction": None,
+    "gpu-strided-reduction": Rule("gpu-strided-reduction", partial(schedule_gpu_strided_reduction, row_invariant=True)),
+}
+_BY_ROW_RULES = (_BY_ROW.get(rule.name, rule) for rule in GPU_RULES)
+ROW_INVARIANT_GPU_RULES = tuple(rule for rule in _BY_ROW_RULES if rule is not None)
+
 
 @dataclass(frozen=True)
 class ScheduleModule:
@@ -211,7 +221,11 @@ def schedule_by_rules(
     refusals: list[str] = []
     if target.is_cuda:
         func = sizes_as_variables(func)
-    for rule in GPU_RULES if target.is_cuda else ROW_INVARIANT_CPU_RULES if row_invariant else CPU_RULES:
+    if target.is_cuda:
+        rules = ROW_INVARIANT_GPU_RULES if row_invariant else GPU_RULES
+    else:
+        rules = ROW_INVARIANT_CPU_RULES if row_invariant else CPU_RULES
+    for rule in rules:
         try:
             sch = rule.apply(func, tvm_target)
         except Exception as error:  # a rule that breaks on a function must not stop those after it; the report names it

@@ -33,12 +33,15 @@ _WARP = 32
 _UNKNOWN = 1024  # what sizes known only at run time are taken for
 
 
-def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+def schedule_gpu_strided_reduction(
+    func: tirx.PrimFunc, target: Target, *, row_invariant: bool = False
+) -> s_tir.Schedule | None:
     """Schedule one reduction, with injective blocks before and after it; ``None`` for anything else.
 
     Neighbouring outputs must read elements side by side, or the same: sums over an axis that is not the innermost,
     pooling, and convolutions of each channel by itself. What follows is computed in the same kernel if it has as many
     elements as there are outputs, and in one of its own otherwise, as in normalization over the pixels of an image.
+    ``row_invariant``: what is added to an output is in the same order, however many outputs there are.
     """
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None:
@@ -58,7 +61,7 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     for block in others:
         if sch.get(block).name_hint not in fused_names:
             bind_elementwise(sch, block)
-    together = _threads_of_output(sch, reduction)
+    together = _threads_of_output(sch, reduction, row_invariant=row_invariant)
     bind_reduction(sch, reduction, fused, _THREADS if together == 1 else _WARP, together)
     return sch
 
@@ -108,14 +111,17 @@ def _extents(block: tirx.SBlock, kind: str) -> list[tirx.PrimExpr]:
     return [i.dom.extent for i, found in zip(block.iter_vars, iterator_kinds(block), strict=True) if found == kind]
 
 
-def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV) -> int:
-    """How many threads share one output: several where there are few, each of many elements."""
+def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV, *, row_invariant: bool) -> int:
+    """How many threads share one output: several where there are few, each of many elements.
+
+    ``row_invariant``: or any number.
+    """
     outputs, elements = (
         prod(static(extent) or _UNKNOWN for extent in _extents(sch.get(reduction), kind)) for kind in "SR"
     )
     # TVM divides among threads what reduces into one buffer; argmax and the like have two.
     divisible = len(sch.get(reduction).writes) == 1
-    return _TOGETHER if divisible and outputs < _MANY and elements >= _LONG else 1
+    return _TOGETHER if divisible and (outputs < _MANY or row_invariant) and elements >= _LONG else 1
 
 
 def reads_lines(sch: s_tir.Schedule, block: SBlockRV) -> bool:

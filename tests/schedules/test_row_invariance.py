@@ -13,10 +13,12 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.gpu_cases import HOPPER
 from tests.schedules.graphs import CPU, fused, graph, random, size
 from tests.schedules.random_schedules import the_function
+from tkc.schedules.blocks import nodes, thread_tag
 from tkc.schedules.lowering.pipeline import LOWERING
-from tkc.schedules.schedule_module import ROW_INVARIANT_CPU_RULES, schedule_function
+from tkc.schedules.schedule_module import ROW_INVARIANT_CPU_RULES, schedule_by_rules, schedule_function
 from tkc.schedules.target import tvm_target
 
 ROWS, MOST = (1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 129), 150
@@ -73,3 +75,26 @@ def test_rows_have_their_bits_among_any_number(name: str) -> None:
 
     full = result(MOST)
     assert [rows for rows in ROWS if not torch.equal(result(rows), first(full, written, rows))] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "axis"),
+    [((1 << 17,), 1), ((600, 96), 1), ((4096, 96), 1), ((4, 4096), 2)],
+    ids=["long rows", "columns", "long columns", "short rows"],
+)
+@pytest.mark.parametrize("operator", [op.sum, op.max])
+def test_a_gpu_reduces_a_row_by_as_many_threads_among_any_number(
+    operator: Callable[..., relax.Expr], row: tuple[int, ...], axis: int
+) -> None:
+    """Where models are compiled for one row and for many, and the order is to be the same."""
+    launches = []
+    for rows in (1, 7, 4096):
+        module = fused(graph([((rows, *row), "float32")], lambda b, x: operator(x, [axis])), HOPPER)
+        found = schedule_by_rules(the_function(module)[1], HOPPER, tvm_target(HOPPER), row_invariant=True)
+        threads = {
+            str(node.thread_binding.thread_tag): int(node.extent)
+            for node in nodes(found.scheduled.body)
+            if isinstance(node, tirx.For) and (thread_tag(node) or "").startswith("threadIdx")
+        }
+        launches.append((found.rule, threads))
+    assert launches[0] == launches[1] == launches[2]
