@@ -60,16 +60,18 @@ class Expected:
         exact = self._exact(wanted)
         spread = self._spread(wanted, exact)
         for position, (value, eager) in enumerate(zip(values, wanted, strict=True)):
-            reason = self._leaf(value, eager, exact[position], spread[position])
+            reason = self._leaf(value, eager, exact[position], spread[position], position)
             if reason is not None and (rounded := self._of_coordinates(wanted, exact)[position]) is not None:
                 moved = spread[position]
                 assert moved is not None
-                reason = self._leaf(value, eager, exact[position], torch.maximum(moved, rounded))
+                reason = self._leaf(value, eager, exact[position], torch.maximum(moved, rounded), position)
             if reason is not None:
                 return reason if len(wanted) == 1 else f"result {position}: {reason}"
         return None
 
-    def _leaf(self, value: Any, eager: Any, exact: torch.Tensor | None, spread: torch.Tensor | None) -> str | None:
+    def _leaf(
+        self, value: Any, eager: Any, exact: torch.Tensor | None, spread: torch.Tensor | None, position: int
+    ) -> str | None:
         if not isinstance(eager, torch.Tensor):
             same = value == eager or (value != value and eager != eager)
             return None if self.random or same else f"{value!r} instead of {eager!r}"
@@ -84,12 +86,25 @@ class Expected:
         value, eager = value.cpu().resolve_conj(), eager.cpu().resolve_conj()
         if not eager.dtype.is_floating_point:
             if eager.dtype.is_complex:
-                return None if torch.allclose(value, eager, equal_nan=True) else "complex numbers differ"
+                return self._complex_difference(value, eager, position)
             wrong = value != eager
             if not wrong.any() or (self._has_ties and choose_equals(self._sample.tensors[0].cpu(), value, eager)):
                 return None
             return example(wrong, value, eager)
         return compare(value, eager, exact, torch.zeros(()) if spread is None else spread)
+
+    def _complex_difference(self, value: torch.Tensor, eager: torch.Tensor, position: int) -> str | None:
+        """What is wrong with complex numbers: they are near PyTorch's, or as near as those to what complex128 gives."""
+        near = torch.isclose(value, eager, equal_nan=True)
+        if near.all():
+            return None
+        wide = [_in(torch.complex128, _in(torch.float64, tensor)) for tensor in self._sample.tensors]
+        exact = pytree.tree_leaves(self._run(wide, torch.complex128))[position].cpu().resolve_conj()
+        if exact.dtype == torch.complex128 and eager.dtype != torch.complex128:
+            own = (eager.to(exact.dtype) - exact).abs()
+            bound = ULPS * torch.finfo(eager.dtype).eps * exact.abs() + FACTOR * own
+            near |= (value.to(exact.dtype) - exact).abs() <= bound
+        return None if near.all() else example(~near, value, eager)
 
     def _exact(self, wanted: list[Any]) -> list[torch.Tensor | None]:
         """The leaves in float64; ``None`` for those that are no float64 there."""
@@ -256,7 +271,9 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def _in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
+    """``tensor`` in ``dtype``, if both are real, or both complex, numbers."""
+    same_kind = tensor.dtype.is_complex if dtype.is_complex else tensor.dtype.is_floating_point
+    return tensor.to(dtype) if same_kind else tensor
 
 
 def _identical(first: Any, second: Any) -> bool:

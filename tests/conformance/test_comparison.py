@@ -115,3 +115,16 @@ def test_ties_are_free_and_nothing_else() -> None:
     assert Expected(sample, "int64").difference((values, (indices + 1) % source.shape[-1])) is not None
     assert expected.difference((values, (indices + 1) % source.shape[-1])) is not None
     assert expected.difference((values, indices[..., :1].expand_as(indices).contiguous())) is not None
+
+
+def test_complex_numbers_are_compared_with_exact_ones() -> None:
+    """Where PyTorch's own cancel, they may be off by as much; and no more."""
+    sample = samples("baddbmm", "complex64", "cpu", 8)[1]
+    expected = Expected(sample, "complex64")
+    exact = sample.call(*(tensor.to(torch.complex128) for tensor in sample.tensors))
+    assert expected.difference(exact.to(torch.complex64)) is None
+    assert expected.difference(expected.eager) is None
+    assert expected.difference((exact * (1 + 1e-4)).to(torch.complex64)) is not None
+    one = exact.clone()
+    one.view(-1)[3] *= 1.01
+    assert expected.difference(one.to(torch.complex64)) is not None
