@@ -52,7 +52,8 @@ def attend_tile(
 
     for block in T.serial(first_block, T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
-        for key_tile in T.serial(block_keys // _KEYS):
+        num_keys = T.min(block_keys, visible_keys - first_key)
+        for key_tile in T.serial(T.ceildiv(num_keys, _KEYS)):
             tile_key = first_key + key_tile * _KEYS
             tiling = Tiling(_KEYS, num_rows, 1, stages=1, threads=1)
             part_sums = [
@@ -65,8 +66,7 @@ def attend_tile(
                     if p.softcap is not None:
                         score = tanh_score(p, score, exp, 1.0)
                     scores[key_tile * _KEYS + i, row] = rows.masked(score, row, tile_key + i)
-        _softmax_step(p, scores, rescale, maximum, total)
-        num_keys = T.min(block_keys, keys - first_key)
+        _softmax_step(p, T.ceildiv(num_keys, _KEYS) * _KEYS, scores, rescale, maximum, total)
         for tile in T.serial(num_rows // ROWS):
             first_row = tile * ROWS
             weighted = weighted_values(p, rows, _from_row(scores, first_row), first_key)
@@ -94,9 +94,12 @@ def _turned_product(
 
 
 @T.macro
-def _softmax_step(p: AttentionParameters, scores: Buffer, rescale: Buffer, maximum: Buffer, total: Buffer) -> None:
-    """Turn ``scores`` into weights; update each row's maximum and total; note how to rescale its output."""
-    num_keys, num_rows = scores.shape
+def _softmax_step(
+    p: AttentionParameters, num_keys: PrimExpr, scores: Buffer, rescale: Buffer, maximum: Buffer, total: Buffer
+) -> None:
+    """Turn ``num_keys`` rows of ``scores`` into weights; update each query's maximum and total; note how to rescale its
+    output."""
+    num_rows = scores.shape[1]
     shift = T.alloc_local((num_rows,), "float32")
     sums = T.alloc_local((num_rows,), "float32")
     for row in T.serial(num_rows):
