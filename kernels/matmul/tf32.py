@@ -7,8 +7,8 @@ its sums of some tens of products may err by more than that, too. (Ootomo and Yo
 accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", arXiv:2203.03341.) As they found,
 tensor cores round sums toward zero, so that those of each slice go into others, which are rounded to nearest.
 
-Of an infinite operand that is not a number: its low part is infinity less infinity, and infinity times a low part of
-zero. So sums that are not a number are added up again by float32's own arithmetic.
+Infinite operands make NaN of such sums: their low part is infinity less infinity, and infinity times a low part of zero
+is NaN, too. So sums that are NaN are added up again in float32, product by product.
 """
 
 from collections.abc import Callable
@@ -130,17 +130,17 @@ def multiply(s: Slices, at: PrimExpr, parity: PrimExpr, rows: slice, own: Regist
 
 @T.macro
 def add_again(acc: Buffer, product: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr], k: int) -> None:
-    """Add up the sums of ``acc`` that are not a number of their ``k`` products, one by one.
+    """Add up again, product by product, the sums of ``acc`` that are NaN, of ``k`` products each.
 
     ``product`` takes the row, the column and the depth. A thread does so for one of its sums after the other: code for
     each of them would take nvcc as long as all the rest.
     """
     rows, columns = acc.shape
-    all_of_them = T.alloc_local((1,), "float32")
-    all_of_them[0] = 0
+    sum_of_sums = T.alloc_local((1,), "float32")
+    sum_of_sums[0] = 0
     for i, j in T.Parallel(rows, columns):
-        all_of_them[0] += acc[i, j]
-    if T.isnan(all_of_them[0]):
+        sum_of_sums[0] += acc[i, j]
+    if T.isnan(sum_of_sums[0]):
         _add_each_again(acc, product, k)
 
 

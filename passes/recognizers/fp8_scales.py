@@ -72,10 +72,10 @@ def _rounded_exponent(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
         ceil = graph.call(_unscaled(graph, exponential.args[0], log(2)), "relax.ceil")
     else:
         return None
-    return None if ceil is None else _exponentiated(graph, ceil.args[0])
+    return None if ceil is None else _argument_of_log2(graph, ceil.args[0])
 
 
-def _exponentiated(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
+def _argument_of_log2(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
     """``x`` where ``expr`` is its logarithm to base 2: a frontend's function, or a multiple of the natural one."""
     function = graph.call(expr, "relax.call_tir")
     if function is not None:

@@ -20,7 +20,7 @@ from tkc.schedules.blocks import (
     static,
 )
 from tkc.schedules.rules.gpu_elementwise import bind_elementwise
-from tkc.schedules.rules.gpu_strided_reduction import bind_reduction, has_one_each
+from tkc.schedules.rules.gpu_strided_reduction import bind_reduction, computed_with
 from tkc.schedules.rules.split_reductions import reduced, with_parts
 
 _MOST_THREADS = 256
@@ -42,13 +42,11 @@ def _schedule(func: tirx.PrimFunc, target: Target, *, apart: bool) -> s_tir.Sche
     if len(reductions) > 1 and not apart and any("S" in iterator_kinds(sch.get(each)) for each in reductions.values()):
         return None  # rows may be kept on the chip between both
     for name, reduction in reductions.items():
-        following = sch.get_consumers(reduction)
-        is_fused = len(following) == 1 and is_injective(sch.get(following[0]))
-        if is_fused and has_one_each(sch, reduction, following[0]):
-            others.pop(sch.get(following[0]).name_hint)
-        else:
-            following = []
-        bind_reduction(sch, reduction, list(following), 1, threads[name] or 1)
+        # What reads two reductions is computed with the first.
+        fused = [block for block in computed_with(sch, reduction) if sch.get(block).name_hint in others]
+        for block in fused:
+            del others[sch.get(block).name_hint]
+        bind_reduction(sch, reduction, fused, 1, threads[name] or 1)
     if others and not apart:
         return None
     for block in others.values():

@@ -14,6 +14,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
+from tkc.kernels.devices import MULTIPROCESSORS, WARP
 from tkc.schedules.blocks import (
     child_blocks,
     inline_injective,
@@ -24,16 +25,16 @@ from tkc.schedules.blocks import (
     static,
 )
 from tkc.schedules.rules.gpu_elementwise import bind_elementwise
-from tkc.schedules.rules.gpu_strided_reduction import bind_reduction, has_one_each, reads_lines
+from tkc.schedules.rules.gpu_strided_reduction import bind_reduction, computed_with, reads_lines
 from tkc.schedules.rules.split_reductions import Parts, has_neutral, reduced, with_parts
 
-_BLOCKS = 1024  # of threads in all: some for each multiprocessor
+_BLOCKS = 8 * MULTIPROCESSORS  # of threads in all
 _LEAST_PARTS = 4
 _UNROLLED = 4  # loads that are on their way at once
 _LEAST_STEPS = 32  # of a thread, in a part
 
 _ROW_THREADS, _COLUMN_THREADS = 256, 512
-_RESULTS = 32  # side by side in a warp
+_RESULTS = WARP  # side by side
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,15 @@ def schedule_gpu_split_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.S
         return None
     parts = {name: division.parts for name, division in divisions.items()}
     sch = s_tir.Schedule(with_parts(sch.mod["main"], parts))
-    fused: set[str] = set()
     for name, division in divisions.items():
         reduction = sch.get_sblock(name)
-        consumers = sch.get_consumers(reduction)
         _reduce_parts(sch, sch.rfactor(sch.get_loops(reduction)[-2], 0), division)
-        following = consumers if len(consumers) == 1 and has_one_each(sch, reduction, consumers[0]) else []
-        following = [block for block in following if is_injective(sch.get(block))]
-        fused |= {sch.get(block).name_hint for block in following}
-        bind_reduction(sch, reduction, following, division.results, min(division.along, division.parts.number))
+        # What reads two reductions is computed with the first.
+        fused = [block for block in computed_with(sch, reduction) if sch.get(block).name_hint in others]
+        others = [other for other in others if other not in {sch.get(block).name_hint for block in fused}]
+        bind_reduction(sch, reduction, fused, division.results, min(division.along, division.parts.number))
     for name in others:
-        if name not in fused:
-            bind_elementwise(sch, sch.get_sblock(name))
+        bind_elementwise(sch, sch.get_sblock(name))
     return sch
 
 

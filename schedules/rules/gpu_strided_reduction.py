@@ -54,9 +54,7 @@ def schedule_gpu_strided_reduction(
     others = [block for block in child_blocks(sch) if not is_reduction(sch.get(block))]
     if sch.get_producers(reduction) or not all(is_injective(sch.get(block)) for block in others):
         return None
-    fused = sch.get_consumers(reduction)
-    if len(fused) != 1 or not has_one_each(sch, reduction, fused[0]):
-        fused = []
+    fused = computed_with(sch, reduction)
     fused_names = {sch.get(block).name_hint for block in fused}
     for block in others:
         if sch.get(block).name_hint not in fused_names:
@@ -98,7 +96,14 @@ def bind_reduction(
             sch.unroll(loop)
 
 
-def has_one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
+def computed_with(sch: s_tir.Schedule, reduction: SBlockRV) -> list[SBlockRV]:
+    """The one block that reads the outputs of ``reduction``, if it is injective and has an element for each."""
+    consumers = list(sch.get_consumers(reduction))
+    is_one = len(consumers) == 1 and is_injective(sch.get(consumers[0]))
+    return consumers if is_one and _has_one_each(sch, reduction, consumers[0]) else []
+
+
+def _has_one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
     """Whether ``consumer`` has as many elements as ``reduction`` has outputs, so that none is reduced twice."""
     outputs, elements = (
         prod(_extents(sch.get(block), "S"), start=tirx.IntImm("int64", 1)) for block in (reduction, consumer)

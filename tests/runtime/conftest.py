@@ -14,7 +14,7 @@ from tkc.runtime.cuda_graphs import CudaGraphs
 def _records_small_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests on a GPU replay models that would be sooner launched."""
     if request.node.get_closest_marker("gpu") is not None:
-        monkeypatch.setattr(CudaGraphs, "_gains", lambda *_: True)
+        monkeypatch.setattr(CudaGraphs, "_is_worth_recording", lambda *_: True)
 
 
 class GatedSum(torch.nn.Module):

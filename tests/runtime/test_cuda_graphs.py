@@ -12,7 +12,7 @@ from torch import nn
 
 import tkc
 from tkc.runtime import cuda_graphs
-from tkc.runtime.cuda_graphs import CudaGraphs
+from tkc.runtime.cuda_graphs import CudaGraphs, Launches
 
 
 @dataclass
@@ -102,7 +102,8 @@ def test_what_is_sooner_launched_is_not_recorded(
     recording = Recording()
     recording.graphs(monkeypatch)
     results = [torch.empty(rows, 4, device="meta")]
-    graphs = CudaGraphs(lambda inputs: results, lambda inputs: (results, 0, None), functions=functions)
+    launches = None if functions is None else Launches(functions, 4.8e12)
+    graphs = CudaGraphs(lambda inputs: results, lambda inputs: (results, 0, None), launches=launches)
     for _ in range(3):
         graphs([torch.empty(rows, 4, device="meta")])
     assert bool(recording.recorded) == is_recorded
@@ -112,7 +113,7 @@ def test_what_updates_its_inputs_is_recorded(monkeypatch: pytest.MonkeyPatch) ->
     """They are not copied."""
     recording = Recording()
     recording.graphs(monkeypatch)
-    graphs = CudaGraphs(lambda inputs: [], lambda inputs: ([], 0, None), in_place=[0], functions=1)
+    graphs = CudaGraphs(lambda inputs: [], lambda inputs: ([], 0, None), in_place=[0], launches=Launches(1, 4.8e12))
     cache = torch.empty(4, 4)
     for _ in range(3):
         graphs([cache])

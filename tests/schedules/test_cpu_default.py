@@ -14,6 +14,7 @@ from tvm.relax import op
 
 from tests.schedules.graphs import CPU, Input, error, graph, on_cpu, random, scheduled, size
 from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.schedules.blocks import nodes
 
 BATCH, LENGTH = size("b"), size("s")
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 5}, {"b": 3, "s": 37}, {"b": 2, "s": 64})
@@ -182,3 +183,14 @@ def test_nothing_is_computed_for_each_row_again(body: Callable[..., relax.Expr])
     assert {entry.scheduled_by for entry in report} == {"cpu-default"}
     few, many = (_steps(module, {"s": length}) / (length * (length * 3 // 2) ** 2) for length in (32, 128))
     assert many <= 1.1 * few
+
+
+def test_positions_of_extrema_read_what_is_computed_once() -> None:
+    """The extremum and its position are found in two loops, in which arithmetic might round in two ways."""
+
+    def body(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        return op.argmax(b.emit(op.add(b.emit(op.multiply(op.exp(x), x)), x)), -1)
+
+    module, report = scheduled(graph([((37, 300), "float32")], body), CPU)
+    (argmax,) = (module[entry.function] for entry in report if "argreduce" in entry.function)
+    assert not any(isinstance(node, tirx.Mul) and "float" in node.dtype for node in nodes(argmax.body))

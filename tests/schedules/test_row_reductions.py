@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.export import Dim
-from tvm import relax
+from tvm import relax, te, topi
 from tvm.relax import op
 
 import tkc
@@ -47,6 +47,20 @@ def test_rows_are_reduced_by_threads(name: str) -> None:
         torch.testing.assert_close(run(x), reference(x), rtol=1e-5, atol=0)
         x.view(-1)[x.numel() // 2] = torch.nan
         torch.testing.assert_close(run(x), reference(x), rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((1009,), [0]), ((256, 300), [0, 1])])
+def test_a_result_of_two_reductions(shape: tuple[int, ...], axes: list[int]) -> None:
+    """It is computed with one of them, and reads the other's result."""
+
+    def span(x: te.Tensor) -> te.Tensor:
+        highest, lowest = (topi_reduction(x, axes) for topi_reduction in (topi.max, topi.min))
+        return te.compute(highest.shape, lambda *i: highest[i] - lowest[i], name="span")
+
+    run, rules = in_turn(graph([(shape, "float32")], lambda b, x: b.call_te(span, x)))
+    assert rules == [RULE if len(axes) == 1 else "gpu-split-reduction"]
+    x = torch.randn(shape)
+    torch.testing.assert_close(run(x), x.amax(axes) - x.amin(axes), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ matrices ``[..., M, K]`` and ``[..., K, N]``, or ``[..., N, K]`` if the latter a
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -19,10 +20,15 @@ from tkc.runtime.input_checks import aligned
 def multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
     """The product that the description says. Raises :class:`OutOfMemoryError`."""
     rows, matrix = from_dlpack(left), from_dlpack(right)
-    if json.loads(description)["transposed"]:
+    if _is_transposed(description):
         matrix = matrix.mT
     try:
         with torch.no_grad():
             return aligned(torch.matmul(rows, matrix))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a product: {error}") from error
+
+
+@functools.cache
+def _is_transposed(description: str) -> bool:
+    return bool(json.loads(description)["transposed"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
+from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Launches, Retaining, Run
 from tkc.runtime.input_checks import BoundChecks
 
 
@@ -31,11 +31,11 @@ class BoundInputs:
         retaining: Retaining | None,
         in_place: Collection[int],
         memory: GraphMemory,
-        functions: int | None,
+        launches: Launches | None,
     ) -> None:
         """``launch`` and ``retaining`` take all inputs, of which those at ``in_place`` are written or stay where they
-        are. ``retaining`` is what CUDA graphs record, ``None`` for none. ``weights`` are those that ``launch`` reads,
-        and ``functions`` how many of them it launches.
+        are. ``retaining`` is what CUDA graphs record, ``None`` for none. ``weights`` are those that ``launch`` reads;
+        ``launches`` are what a graph saves.
         """
         import tvm
 
@@ -53,7 +53,7 @@ class BoundInputs:
         """The same as one CUDA graph for each of their shapes, where there are such."""
         if retaining is not None:
             moved = [self._places[position] for position in in_place if position in self._places]
-            self.graphs = CudaGraphs(self.launch, _completed(retaining, held, self.moving), moved, memory, functions)
+            self.graphs = CudaGraphs(self.launch, _completed(retaining, held, self.moving), moved, memory, launches)
 
     def checked(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The moving ones of all inputs, as generated code takes them. Raises :class:`tkc.InputError` for what does not

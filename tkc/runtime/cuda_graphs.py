@@ -28,9 +28,6 @@ _LAUNCH, _REPLAY, _COPY = 12.5, 15.0, 8.0
 """Microseconds of the host: to call one function, to launch a graph, and to have a tensor copied to or from one.
 Measured on an H200's host with models of 1 to 17 functions (docs/notebook/2026-11-28.md)."""
 
-_COPIED_PER_MICROSECOND = 1.5e6
-"""Bytes of a tensor that a GPU reads and writes in that time, about."""
-
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """Gives a model's outputs for its inputs, which are checked, on the device, and contiguous."""
 
@@ -64,6 +61,14 @@ class GraphMemory:
             return sum(recorded.bytes for recorded in self._graphs)
 
 
+@dataclass(frozen=True)
+class Launches:
+    """How many ``functions`` a call launches one by one, on a GPU of that ``bandwidth`` in bytes per second."""
+
+    functions: int
+    bandwidth: float
+
+
 class CudaGraphs(threading.local):
     """Runs a model, by a recorded graph where it was called with these shapes before.
 
@@ -81,15 +86,15 @@ class CudaGraphs(threading.local):
         retaining: Retaining,
         in_place: Collection[int] = (),
         memory: GraphMemory | None = None,
-        functions: int | None = None,
+        launches: Launches | None = None,
     ) -> None:
         """``run`` and ``retaining`` compute the same; ``in_place`` are the positions of inputs that they change, and of
         those that a caller keeps where they are.
 
-        ``memory`` is shared by all threads; each has its own if it is left out. ``functions`` is how many of them a
-        call launches, if that is known.
+        ``memory`` is shared by all threads; each has its own if it is left out. ``launches`` are what a graph saves, if
+        that is known.
         """
-        self._functions = functions
+        self._launches = launches
         self._run = run
         self._retaining = retaining
         self._in_place = frozenset(in_place)
@@ -111,17 +116,18 @@ class CudaGraphs(threading.local):
         self._recorded[key] = None
         self._drop_old()
         outputs = self._run(inputs)
-        if not self._gains(inputs, outputs):
+        if not self._is_worth_recording(inputs, outputs):
             self._recorded[key] = _Recorded()
         return outputs
 
-    def _gains(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    def _is_worth_recording(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
         """Whether a graph of such a call is sooner done than its launches; one that updates inputs counts as such."""
-        if self._functions is None or self._in_place:
+        if self._launches is None or self._in_place:
             return True
         copied = [*inputs, *outputs]
-        copying = _COPY * len(copied) + sum(tensor.nbytes for tensor in copied) / _COPIED_PER_MICROSECOND
-        return _REPLAY + copying < _LAUNCH * self._functions
+        moved = 2 * sum(tensor.nbytes for tensor in copied)  # read and written
+        copying = _COPY * len(copied) + 1e6 * moved / self._launches.bandwidth
+        return _REPLAY + copying < _LAUNCH * self._launches.functions
 
     def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded | None:
         """The graph of a call, or one without a graph if there is to be none; ``None`` if it is to be tried again."""

@@ -13,7 +13,7 @@ from tkc.runtime.activations import Activations
 from tkc.runtime.artifact.contents import EntryContents
 from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_table import CallTable
-from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Run
+from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Launches, Run
 from tkc.runtime.exchange import WeightsInUse
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import BoundChecks, InputChecks
@@ -90,6 +90,8 @@ class Running(SurvivesFork):
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
         self._in_use: WeightsInUse | None = None
+        functions = self._calls.calls if self._on_gpu else None
+        self._launches = None if functions is None else Launches(functions, target.device.bandwidth)
         self._records = False
         self._graphs: CudaGraphs | None = None
         self._graph_memory = GraphMemory()
@@ -133,7 +135,7 @@ class Running(SurvivesFork):
                 retaining=None if self._graphs is None else retaining(machines, weights, self._computed),
                 in_place={*self._updated_inputs, *self.static_inputs},
                 memory=self._graph_memory,
-                functions=self._calls.calls,
+                launches=self._launches,
             )
 
     def _run(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
@@ -271,7 +273,7 @@ class Running(SurvivesFork):
         recorded = retaining(machines, weights, self._computed)
         in_place = {*self._updated_inputs, *self.static_inputs}
         self._graph_memory = GraphMemory()
-        return launch, CudaGraphs(launch, recorded, in_place, self._graph_memory, self._calls.calls)
+        return launch, CudaGraphs(launch, recorded, in_place, self._graph_memory, self._launches)
 
     def _run_by(self, machines: Machines[Machine], weights: Sequence[Any]) -> Run:
         launch = launching(machines, weights, self._computed)
