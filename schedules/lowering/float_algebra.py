@@ -3,11 +3,13 @@
 TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with zero, or its quotient, for zero, and a
 sum with it for the other number (-0.0 + 0.0 is 0.0). The zero is a constant, or an integer that it finds to be zero,
 such as ``i - i``, and that is cast. A quotient by such a zero it does not take at all. It takes ``x == x`` for true,
-too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
+too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons. Of two constants it takes the extremum
+as C++ does, and of 1 and NaN the minimum is 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,7 +20,8 @@ from tvm.tirx.stmt_functor import ir_transform
 from tkc.kernels.pure_functions import register_pure
 from tkc.schedules.blocks import nodes
 
-_NODES = [f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div")]
+_EXTREMA = (tirx.Max, tirx.Min)
+_NODES = [*(f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div", "Max", "Min")), "ir.FloatImm"]
 
 
 _GUARD = register_pure("tkc.guard")
@@ -49,8 +52,12 @@ def is_guarded(expr: tirx.PrimExpr) -> bool:
 
 
 def _guarded(expr: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr | None:
+    if isinstance(expr, tirx.FloatImm):
+        return guarded(expr) if math.isnan(expr.value) else None
     if "float" not in expr.a.dtype:
         return None
+    if isinstance(expr, _EXTREMA):
+        return type(expr)(*(guarded(each) if _may_become_nan(each) else each for each in (expr.a, expr.b)))
     if isinstance(expr, tirx.Sub):
         return tirx.Sub(expr.a, guarded(expr.b))
     a, b = (_guard_zero(one, other, sizes) for one, other in ((expr.a, expr.b), (expr.b, expr.a)))
@@ -64,6 +71,11 @@ def _guard_zero(expr: tirx.PrimExpr, other: tirx.PrimExpr, sizes: set[tirx.Var])
     if _is_constant(expr):
         return guarded(expr) if _uncast(expr).value == 0 else expr
     return guarded(expr) if not _is_constant(other) and _is_computed(_uncast(expr), sizes) else expr
+
+
+def _may_become_nan(expr: tirx.PrimExpr) -> bool:
+    """Whether ``expr`` is computed from constants and positions alone, such as a difference of infinities."""
+    return not _is_constant(expr) and not any(isinstance(node, tirx.BufferLoad) for node in nodes(expr))
 
 
 def _is_computed(number: tirx.PrimExpr, sizes: set[tirx.Var]) -> bool:

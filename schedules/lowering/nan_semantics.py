@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
@@ -19,6 +19,7 @@ from tkc.schedules.lowering.cuda_extrema import cuda_extremum
 from tkc.schedules.lowering.data_conditions import shown
 from tkc.schedules.lowering.float_algebra import unguarded
 from tkc.schedules.lowering.held_values import bound
+from tkc.schedules.lowering.literals import bits_of
 from tkc.schedules.target import is_gpu_code
 
 _NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
@@ -52,7 +53,7 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 return unguarded(found) if condition is None else condition
             found = condition
         if isinstance(found, tirx.FloatImm):
-            return _written(found) if on_cuda else None
+            return _written(found) if on_cuda else _without_equal(found)
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
             return found if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
@@ -68,6 +69,13 @@ def _written(number: tirx.FloatImm) -> tirx.PrimExpr | None:
     if number.dtype not in _HALF or math.isfinite(number.value):
         return None
     return tirx.Cast(number.dtype, tirx.FloatImm("float32", number.value))
+
+
+def _without_equal(number: tirx.FloatImm) -> tirx.PrimExpr | None:
+    """NaN as an integer's bits: TVM's analyzer, which visits a variable twice, finds a literal unequal to itself."""
+    if not math.isnan(number.value):
+        return None
+    return tirx.reinterpret(number.dtype, bits_of(number, f"int{DataType(number.dtype).bits}"))
 
 
 def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import tkc
 from tests.frontend.operator_checks import check, real, whole
 from tests.frontend.side_by_side import Function
 
@@ -62,6 +63,17 @@ def test_unary_functions_of_whole_numbers() -> None:
     """What is real of a whole number is, and what stays whole does."""
     kept = {name: FLOATING[name] for name in ("abs", "neg", "sign", "square", "cos", "exp", "sigmoid", "isfinite")}
     check(kept | {"float": lambda x: x.float(), "not": torch.bitwise_not, "bool": lambda x: x.bool()}, whole(6))
+
+
+def test_magnitude_of_truth_values() -> None:
+    """Themselves, as on GPUs; PyTorch has none of it on the CPU."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.abs(x)
+
+    x = torch.tensor([True, False, True])
+    assert torch.equal(tkc.compile(Model(), (x,))(x), x)
 
 
 ARITHMETIC: dict[str, Function] = {

@@ -117,8 +117,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kernels", default="auto", choices=("auto", "all", "none"))
     parser.add_argument(
         "--form",
-        choices=("graphs", "transformers", "chains"),
-        help="any operators, with parts of transformers (default: on a GPU), or each pair of operators once a round",
+        choices=("graphs", "fixed", "transformers", "chains"),
+        help="any operators, at sizes that the compiler knows, with parts of transformers (default: on a GPU), or each "
+        "pair of operators once a round",
     )
     parser.add_argument("--resume", action="store_true", help="go on behind what the results hold")
     parser.add_argument("--again", action="store_true", help="repeat what failed")

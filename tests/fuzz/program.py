@@ -55,10 +55,10 @@ class Program:
         unique = [call for position, call in enumerate(calls) if call not in calls[:position]]
         return replace(self, inputs=inputs, nodes=nodes, sizes=sizes_of(unique))
 
-    def of_fixed_sizes(self) -> Program:
-        """The same with the sizes of its first call alone."""
+    def of_fixed_sizes(self, call: int = 0) -> Program:
+        """The same with the sizes of one call alone, of the first one if nothing else is said."""
         program = self
-        for name, size in self.sizes.by_name()[0].items():
+        for name, size in self.sizes.by_name()[call].items():
             program = program.with_size(name, size)
         return program
 

@@ -43,6 +43,11 @@ def unary(function: Unary) -> Converter:
     return lambda b, x, *_: function(b.tensor(x, b.dtype))
 
 
+def absolute(x: relax.Expr) -> relax.Expr:
+    """``|x|``; truth values are themselves."""
+    return x if x.struct_info.dtype == "bool" else op.abs(x)
+
+
 def reciprocal(x: relax.Expr) -> relax.Expr:
     """``1 / x``."""
     return op.divide(relax.const(1, x.struct_info.dtype), x)
@@ -98,7 +103,7 @@ def _bessel(name: str) -> Converter:
 
 
 _UNARY: dict[str, Unary] = {
-    "abs": op.abs,
+    "abs": absolute,
     "acos": op.acos,
     "acosh": op.acosh,
     "asin": op.asin,
