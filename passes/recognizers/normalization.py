@@ -224,4 +224,6 @@ def _is_row(graph: Graph, expr: relax.Expr, result: relax.Expr) -> bool:
     if not (has_known_shape(expr) and has_known_shape(result)) or not shape(expr):
         return False
     *leading, last = shape(expr)
-    return all(static(dim) == 1 for dim in leading) and static(last) not in (None, 1) and last == shape(result)[-1]
+    if any(static(dim) != 1 for dim in leading) or static(last) in (None, 1):
+        return False
+    return graph.equal(last, shape(result)[-1])

@@ -37,7 +37,7 @@ def main() -> int:
     from .run import Chunk, judge_alone, judged_in_form, load, run
     from .shrink import shrink
 
-    judged = Options(options.target, options.kernels)
+    judged = Options(options.target, options.kernels, options.entry)
     form: Form = options.form or default_form(options.target)
     generate = FORMS[form]
     load(judged)
@@ -115,6 +115,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first graph's number")
     parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
     parser.add_argument("--kernels", default="auto", choices=("auto", "all", "none"))
+    parser.add_argument(
+        "--entry", default="export", choices=("export", "dynamo"), help='torch.export, or torch.compile(backend="tkc")'
+    )
     parser.add_argument(
         "--form",
         choices=("graphs", "fixed", "transformers", "chains"),

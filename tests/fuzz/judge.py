@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,6 +13,7 @@ import tkc
 from tests.conformance.verdicts import FAULTS, KINDS, Kind, described, first_line
 from tkc.errors import InternalError, KernelBuildError
 
+from . import dynamo
 from .graph import Input
 from .program import Program, dynamic_shapes, source
 from .reference import Expected, Run, eager, module
@@ -21,12 +22,17 @@ from .tensors import make_all
 __all__ = ["FAULTS", "KINDS", "Kind", "Options", "Verdict", "judge"]
 
 
+Entry = Literal["export", "dynamo"]
+"""By ``torch.export`` and ``tkc.compile``, or by ``torch.compile(backend="tkc")``."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How graphs are compiled."""
 
     target: str = "cpu"
     kernels: str = "auto"
+    entry: Entry = "export"
 
     @property
     def device(self) -> str:
@@ -52,7 +58,7 @@ def judge(program: Program, options: Options) -> Verdict:
     except Exception as error:
         return Verdict("not exportable", f"PyTorch itself: {described(error)}")
     try:
-        executable = _compiled(program, options)
+        call = _compiled(program, options)
     except (InternalError, KernelBuildError) as error:
         return Verdict("internal", described(error))
     except tkc.UnsupportedModelError as error:
@@ -69,7 +75,9 @@ def judge(program: Program, options: Options) -> Verdict:
         except Exception as error:
             return Verdict("not exportable", f"PyTorch itself at {sizes}: {described(error)}", compared)
         try:
-            found = _called(program, executable, sizes, options)
+            found = call(sizes)
+        except tkc.UnsupportedModelError as error:  # of a graph that Dynamo captured in this call
+            return Verdict("refused", _explained(error), compared)
         except tkc.InputError as error:
             refused = f"at {sizes}: {first_line(error)}"
             continue
@@ -103,7 +111,15 @@ def _as_on_the_cpu(program: Program, sizes: dict[str, int], found: Run, options:
     return Expected(program, sizes).difference(there) is None
 
 
-def _compiled(program: Program, options: Options) -> Any:
+def _compiled(program: Program, options: Options) -> Callable[[dict[str, int]], Run]:
+    """What calls the compiled program at some sizes, from its initial state."""
+    if options.entry == "dynamo":
+        return dynamo.compiled(program, options.device, options.kernels)
+    executable = _exported(program, options)
+    return lambda sizes: _called(program, executable, sizes, options)
+
+
+def _exported(program: Program, options: Options) -> Any:
     model = module(program, options.device, source(program))
     inputs = tuple(make_all(program.given(), program.sizes.by_name()[0], options.device))
     shapes = dynamic_shapes(program) if any(dict(call) for call in program.sizes.calls) else None

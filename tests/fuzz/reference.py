@@ -65,6 +65,11 @@ def eager(program: Program, sizes: dict[str, int], device: str = "cpu") -> Run:
     inputs = make_all(program.given(), sizes, device)
     with torch.no_grad():
         outputs = model(*inputs)
+    return run_of(program, model, inputs, outputs)
+
+
+def run_of(program: Program, model: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Run:
+    """Copies of what a call of ``model`` gave, and of what it updated."""
     return Run(_kept(outputs), _kept(_updated(program, model, inputs)))
 
 
@@ -139,7 +144,7 @@ class Expected:
                 outputs = model(*inputs)
         finally:
             torch.set_default_dtype(default)
-        return Run(_kept(outputs), _kept(_updated(self._program, model, inputs)))
+        return run_of(self._program, model, inputs, outputs)
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Result:
         return cls(
             line["seed"],
             line["index"],
-            Options(line["target"], line["kernels"]),
+            Options(line["target"], line["kernels"], line.get("entry", "export")),
             line["version"],
             line["operators"],
             line["seconds"],
