@@ -86,6 +86,39 @@ def test_a_size_that_was_found_is_checked(name: str, exported: bool) -> None:
             executable(_ROWS, torch.arange(4) < count)
 
 
+def _assigned(row: torch.Tensor) -> torch.Tensor:
+    target = torch.zeros(1, 1)
+    target[:] = row
+    return target * 2
+
+
+OF_ONE = {
+    "assigned": _assigned,
+    "added": lambda row: row + torch.ones(1, 4),
+    "multiplied": lambda row: row @ torch.ones(1, 3),
+    "a batch of products": lambda row: torch.bmm(row[:, None], torch.ones(1, 1, 2)),
+    "beside a row": lambda row: torch.cat((row, torch.ones(1, 2)), 1),
+    "stacked": lambda row: torch.stack((row, torch.ones(1, 1))),
+    "chosen": lambda row: torch.where(torch.tensor([[True, False]]), row, -row),
+    "expanded": lambda row: row.expand(1, 5) + 1,
+    "reshaped": lambda row: row.reshape(1) + 1,
+}
+"""Functions of a row of one number, which take no two rows."""
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
+@pytest.mark.parametrize("name", OF_ONE)
+def test_a_size_is_what_it_is_at_least_and_at_most(name: str, exported: bool) -> None:
+    """PyTorch asserts no equality where it has found both bounds: there is one row to select, and gather reads one."""
+    first = torch.zeros(1, 1, dtype=torch.int64)
+    model = _Chosen(lambda x, flags: torch.gather(row := x[flags], 1, first)[0, 0] + OF_ONE[name](row))
+    executable = _compiled(model, torch.tensor([True]), exported, _ROWS[:1, :1])
+    args = (_ROWS[:1, :1], torch.tensor([True]))
+    torch.testing.assert_close(executable(*args), model(*args))
+    with pytest.raises(tkc.InputError, match=r"does not hold|do not fit|as many elements"):
+        executable(args[0], torch.tensor([False]))
+
+
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
 def test_an_axis_that_was_not_squeezed_is_none_of_one(exported: bool) -> None:
     """The model squeezes an axis whose size the data decides: PyTorch's tracer takes it for another than 1."""
@@ -121,7 +154,7 @@ def test_none_is_found_to_be_selected(exported: bool) -> None:
         executable(_ROWS, ~flags)
 
 
-def _compiled(model: nn.Module, flags: torch.Tensor, exported: bool) -> tkc.Executable:
+def _compiled(model: nn.Module, flags: torch.Tensor, exported: bool, x: torch.Tensor = _ROWS) -> tkc.Executable:
     if exported:
-        return tkc.compile(torch.export.export(model, (_ROWS, flags), strict=False), target="cpu")
-    return tkc.compile(model, (_ROWS, flags), target="cpu")
+        return tkc.compile(torch.export.export(model, (x, flags), strict=False), target="cpu")
+    return tkc.compile(model, (x, flags), target="cpu")

@@ -54,6 +54,7 @@ def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatc
 
 
 @pytest.mark.gpu
+@pytest.mark.speed
 def test_on_a_gpu_rows_are_the_time_of_its_kernels() -> None:
     """Measured by events; a range for each function, and no graph while they are shown."""
     torch.manual_seed(0)

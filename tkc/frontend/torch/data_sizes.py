@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -260,12 +262,11 @@ class DataSizes:
         Refuses a model that asserts something else of them, too.
         """
         replaced: set[sympy.Symbol] = set()
-        for condition, _ in self._conditions:
-            for symbol, other in _equal_sizes(condition):
-                if symbol in new - replaced and other.free_symbols <= self._defined - new:
-                    self._emitter.symbols.replace(symbol, self._emitter.symbols.expression(other))
-                    self._of_data.discard(symbol)
-                    replaced.add(symbol)
+        for symbol, other in _equal_sizes([condition for condition, _ in self._conditions]):
+            if symbol in new - replaced and other.free_symbols <= self._defined - new:
+                self._emitter.symbols.replace(symbol, self._emitter.symbols.expression(other))
+                self._of_data.discard(symbol)
+                replaced.add(symbol)
         self.checks(replaced)  # what still depends on the call was found before they were replaced
         return bool(replaced)
 
@@ -358,10 +359,22 @@ def _exported_for(condition: sympy.Basic, node: fx.Node) -> str:
     return f"the model was exported for {PythonPrinter().doprint(condition)} ({source_of(node)})"
 
 
-def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
-    """The sizes that ``condition`` says are equal to something."""
-    pairs = [condition.args, condition.args[::-1]] if isinstance(condition, sympy.Eq) else []
-    return [(left, right) for left, right in pairs if isinstance(left, sympy.Symbol)]
+def _equal_sizes(conditions: Sequence[sympy.Basic]) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """The sizes that ``conditions`` say are equal to something, or both at least and at most that."""
+    most: dict[sympy.Symbol, list[sympy.Expr]] = defaultdict(list)
+    least: dict[sympy.Symbol, list[sympy.Expr]] = defaultdict(list)
+    for condition in conditions:
+        for relation in (condition, condition.reversed) if isinstance(condition, Relational) else ():
+            size, other = relation.args
+            if not isinstance(size, sympy.Symbol):
+                continue
+            if isinstance(relation, sympy.Eq):
+                yield size, other
+            elif isinstance(relation, sympy.Le | sympy.Lt):
+                most[size].append(other - int(isinstance(relation, sympy.Lt)))
+            elif isinstance(relation, sympy.Ge | sympy.Gt):
+                least[size].append(other + int(isinstance(relation, sympy.Gt)))
+    yield from ((size, other) for size, others in most.items() for other in others if other in least[size])
 
 
 def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) -> relax.StructInfo:
