@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import tkc
+from tkc.frontend.torch.data_sizes import _equal_sizes
 
 _ROWS = torch.arange(12.0).reshape(4, 3) - 5
 _WEIGHTS = torch.arange(4 * 3 * 2.0).reshape(4, 3, 2) / 7
@@ -117,6 +119,28 @@ def test_a_size_is_what_it_is_at_least_and_at_most(name: str, exported: bool) ->
     torch.testing.assert_close(executable(*args), model(*args))
     with pytest.raises(tkc.InputError, match=r"does not hold|do not fit|as many elements"):
         executable(args[0], torch.tensor([False]))
+
+
+_U0, _U1, _N = sympy.symbols("u0 u1 n", integer=True)
+BOUNDS: list[tuple[list[sympy.Basic], set[tuple[sympy.Expr, sympy.Expr]]]] = [
+    ([_U0 >= 1, _U0 <= 1], {(_U0, 1)}),
+    ([sympy.Le(1, _U0), sympy.Ge(1, _U0)], {(_U0, 1)}),
+    ([_U0 > 0, _U0 < 2], {(_U0, 1)}),
+    ([_U0 > _N, _U0 <= _N + 1], {(_U0, _N + 1)}),
+    ([_U0 >= _U1, _U1 >= _U0], {(_U0, _U1), (_U1, _U0)}),
+    ([sympy.Eq(_U0, _N * 2)], {(_U0, _N * 2)}),
+    ([_U0 >= 1, _U0 < 1], set()),
+    ([_U0 > 1, _U0 <= 1], set()),
+    ([_U0 >= 1, _U1 <= 1], set()),
+    ([sympy.Ne(_U0, 1)], set()),
+]
+"""Conditions, and which sizes they say are equal to what."""
+
+
+@pytest.mark.parametrize(("conditions", "equal"), BOUNDS, ids=[str(conditions) for conditions, _ in BOUNDS])
+def test_bounds_that_leave_one_number(conditions: list[sympy.Basic], equal: set[tuple[sympy.Expr, sympy.Expr]]) -> None:
+    """Each way to write them; bounds beside each other leave none."""
+    assert set(_equal_sizes(conditions)) == equal
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
