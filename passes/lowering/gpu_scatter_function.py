@@ -6,22 +6,16 @@ place, and nothing is atomic: a sum has the order that it has on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tvm import tirx
 
-from tkc.contracts import THREAD_EXTENT
 from tkc.kernels.devices import MULTIPROCESSORS, WARP
 from tkc.passes.graph.bindings import static
 from tkc.passes.graph.layout import product
+from tkc.passes.lowering.gpu_scatter import COLUMNS, THREADS, called, copied, cpp, launched, row_threads
 from tkc.passes.lowering.scatter_function import FlatTensors, Tensor, int64
 
-_THREADS = 256
-_COPIED = 4
-"""How many elements a thread copies."""
-_WIDEST = 64
-"""How many threads are side by side along a row, and how many columns each of them has."""
-_COLUMNS = 4
 _BLOCKS = 4 * MULTIPROCESSORS
 """How many blocks look for their rows, if there are so many."""
 _SEARCHES = 1 << 18
@@ -31,13 +25,6 @@ _MOST_RANGES = 64
 _SOURCE = """
 #ifndef TKC_SCATTER
 #define TKC_SCATTER
-// What becomes of an element, from what is there and what is written. A NaN is the largest and the smallest.
-struct tkc_update { template <typename T> static __device__ T of(T a, T b) { return b; } };
-struct tkc_add { template <typename T> static __device__ T of(T a, T b) { return T(a + b); } };
-struct tkc_mul { template <typename T> static __device__ T of(T a, T b) { return T(a * b); } };
-struct tkc_max { template <typename T> static __device__ T of(T a, T b) { return b != b || b > a ? b : a; } };
-struct tkc_min { template <typename T> static __device__ T of(T a, T b) { return b != b || b < a ? b : a; } };
-
 template <bool clamps>
 static __device__ __forceinline__ long long tkc_place(long long index, long long length) {
   if (clamps) return max(0ll, min(index, length - 1));
@@ -132,69 +119,30 @@ def gpu_scatter_function(
     memory = FlatTensors(tensors)
     sizes = memory.sizes("x")
     outer, length, inner = product(sizes[:axis]), sizes[axis], product(sizes[axis + 1 :])
-    count = memory.writes(axis)
-    options = [f"tkc_{reduction}", _cpp(clamps)]
+    count = memory.writes(axis, memory.sizes("indices")[axis])
+    options = [f"tkc_{reduction}", cpp(clamps)]
     out, indices, values = (memory.address(name) for name in ("out", "indices", "values"))
     if of_rows:
-        side = _side(inner)
-        tiles = tirx.floordiv(inner + (side * _COLUMNS - 1), int64(side * _COLUMNS))
+        side = row_threads(inner)
+        tiles = tirx.floordiv(inner + (side * COLUMNS - 1), int64(side * COLUMNS))
         ranges = _ranges(length, _BLOCKS, outer * tiles)
         gathers = "sources" in tensors
-        name = ["tkc_scatter_rows", *options, _cpp(gathers), str(_THREADS), str(side), str(_COLUMNS)]
+        name = ["tkc_scatter_rows", *options, cpp(gathers), str(THREADS), str(side), str(COLUMNS)]
         sources = memory.address("sources" if gathers else "indices")
         table = memory.sizes("values")[axis]
         arguments = [out, indices, values, sources, count, length, inner, table, ranges, tiles]
-        search = _launched(outer * ranges * tiles, lambda block, _: _called(name, [*arguments, block]))
+        search = launched(outer * ranges * tiles, lambda block, _: called(name, [*arguments, block], _SOURCE))
     else:
         width = static(inner)
         ranges = tirx.min(_ranges(length, _SEARCHES, outer * inner), int64(_MOST_RANGES))
-        name = ["tkc_scatter_elements", *options, _cpp(width is None or width >= WARP)]
+        name = ["tkc_scatter_elements", *options, cpp(width is None or width >= WARP)]
         arguments = [out, indices, values, outer, count, length, inner, ranges]
-        blocks = tirx.floordiv(outer * ranges * inner + (_THREADS - 1), int64(_THREADS))
-        search = _launched(blocks, lambda block, thread: _called(name, [*arguments, block * _THREADS + thread]))
-    return memory.function([_copied(memory), search])
-
-
-def _copied(memory: FlatTensors) -> tirx.Stmt:
-    """The first tensor, copied to the result."""
-    elements = product(memory.sizes("x"))
-
-    def copy(block: tirx.Var, thread: tirx.Var) -> tirx.Stmt:
-        i = tirx.Var("i", "int64")
-        at = (block * _COPIED + i) * _THREADS + thread
-        one = tirx.IfThenElse(at < elements, memory.store(at, memory.load("x", at)), None)
-        return tirx.For(i, int64(0), int64(_COPIED), tirx.ForKind.UNROLLED, one)
-
-    return _launched(tirx.floordiv(elements + (_THREADS * _COPIED - 1), int64(_THREADS * _COPIED)), copy)
+        blocks = tirx.floordiv(outer * ranges * inner + (THREADS - 1), int64(THREADS))
+        search = launched(blocks, lambda block, thread: called(name, [*arguments, block * THREADS + thread], _SOURCE))
+    return memory.function([copied(memory), search])
 
 
 def _ranges(length: tirx.PrimExpr, wanted: int, others: tirx.PrimExpr) -> tirx.PrimExpr:
     """Into how many ranges the places along the axis are divided, at least one and at most ``length``, so that these
     and ``others``, which each of them is multiplied by, make about ``wanted``."""
     return tirx.max(tirx.min(length, tirx.floordiv(int64(wanted), tirx.max(others, int64(1)))), int64(1))
-
-
-def _side(inner: tirx.PrimExpr) -> int:
-    """How many threads are side by side along a row: a power of 2."""
-    width = static(inner)
-    return _WIDEST if width is None or width > _WIDEST else 1 << max(width - 1, 0).bit_length()
-
-
-def _called(name: list[str], arguments: list[tirx.PrimExpr]) -> tirx.Stmt:
-    function, *options = name
-    called = f"{function}<{', '.join(options)}>"
-    numbers = [each if each.dtype == "handle" else each.astype("int64") for each in arguments]
-    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.cuda_func_call", called, *numbers, _SOURCE))
-
-
-def _launched(blocks: tirx.PrimExpr, body: Callable[[tirx.Var, tirx.Var], tirx.Stmt]) -> tirx.Stmt:
-    block, thread = tirx.Var("block", "int64"), tirx.Var("thread", "int64")
-    statement = body(block, thread)
-    for variable, tag, extent in ((thread, "threadIdx.x", int64(_THREADS)), (block, "blockIdx.x", blocks)):
-        axis = tirx.IterVar(None, variable, tirx.IterVar.ThreadIndex, tag)
-        statement = tirx.AttrStmt(axis, THREAD_EXTENT, extent, statement)
-    return statement
-
-
-def _cpp(flag: bool) -> str:
-    return "true" if flag else "false"

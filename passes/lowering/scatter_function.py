@@ -53,14 +53,14 @@ def scatter_function(
 
 
 class FlatTensors:
-    """The tensors of a scatter's function, and ``out``, which is like ``x``, as the memory that they are."""
+    """The tensors of a scatter's function, and its results, ``out``, which is like ``x``, and ``others``, as the memory
+    that they are."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._buffers = {
-            name: tirx.decl_buffer(_own(tensor.shape, name), tensor.dtype, name) for name, tensor in tensors.items()
-        }
+    def __init__(self, tensors: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None) -> None:
+        self._buffers = {name: _buffer(name, tensor) for name, tensor in tensors.items()}
         x = self._buffers["x"]
         self._buffers["out"] = tirx.decl_buffer(x.shape, x.dtype, "out")
+        self._buffers.update({name: _buffer(name, tensor) for name, tensor in (others or {}).items()})
         self._flat = {
             name: tirx.decl_buffer([product(buffer.shape)], buffer.dtype, f"{name}_flat", data=buffer.data)
             for name, buffer in self._buffers.items()
@@ -73,10 +73,10 @@ class FlatTensors:
         """Of a tensor; what is no number is a variable of the function."""
         return list(self._buffers[name].shape)
 
-    def writes(self, axis: int) -> tirx.PrimExpr:
-        """How many indices along ``axis`` are followed: none where there is no place, or no value, to name."""
+    def writes(self, axis: int, count: tirx.PrimExpr) -> tirx.PrimExpr:
+        """How many of ``count`` indices along ``axis`` are followed: none where there is no place, or no value."""
         x, values = self.sizes("x")[axis], self.sizes("values")[axis]
-        return tirx.if_then_else(tirx.all(x > 0, values > 0), self.sizes("indices")[axis], int64(0))
+        return tirx.if_then_else(tirx.all(x > 0, values > 0), count, int64(0))
 
     def load(self, name: str, place: tirx.PrimExpr) -> tirx.PrimExpr:
         """The element at ``place``, counted row by row."""
@@ -91,7 +91,7 @@ class FlatTensors:
         return tirx.address_of(self.load(name, int64(0)))
 
     def function(self, statements: Sequence[tirx.Stmt]) -> tirx.PrimFunc:
-        """The scheduled function that does ``statements`` and takes the tensors in their order, the result last."""
+        """The scheduled function that does ``statements`` and takes the tensors in their order, results last."""
         handles = {tirx.Var(f"{name}_handle", "handle"): buffer for name, buffer in self._buffers.items()}
         body = tirx.SeqStmt([*map(tirx.DeclBuffer, self._flat.values()), *statements])
         function = tirx.PrimFunc([*handles], body, buffer_map=handles)
@@ -110,7 +110,7 @@ class _Function:
         self._outer, self._length, self._inner = product(x[:axis]), x[axis], product(x[axis + 1 :])
         self._elements = product(x)
         self._count = self._memory.sizes("indices")[axis]
-        self._writes = self._memory.writes(axis)
+        self._writes = self._memory.writes(axis, self._count)
         self._reduced = REDUCTIONS[reduction]
         self._in_vectors = reduction == "update" or (
             reduction in _IN_VECTORS and tensors["x"].dtype in _WITHOUT_CONVERSION
@@ -179,6 +179,10 @@ def _clamped(index: tirx.PrimExpr, size: tirx.PrimExpr) -> tirx.PrimExpr:
 def int64(value: int) -> tirx.PrimExpr:
     """``value`` as a literal of the dtype that places are counted in."""
     return tirx.const(value, "int64")
+
+
+def _buffer(name: str, tensor: Tensor) -> tirx.Buffer:
+    return tirx.decl_buffer(_own(tensor.shape, name), tensor.dtype, name)
 
 
 def _own(sizes: Sequence[tirx.PrimExpr], name: str) -> list[tirx.PrimExpr]:

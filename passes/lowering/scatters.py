@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import IRModule
@@ -9,10 +11,15 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph.bindings import dtype, is_call, known_dims, shape, static
+from tkc.passes.graph.layout import product
 from tkc.passes.graph.rewriting import rewritten, targets_gpu
 from tkc.passes.lowering.gpu_scatter_function import gpu_scatter_function
+from tkc.passes.lowering.gpu_sorted_scatter import places_of, sorted_scatter_function
 from tkc.passes.lowering.indexed_elements import before_broadcast, equal_but_along
 from tkc.passes.lowering.scatter_function import REDUCTIONS, Tensor, scatter_function
+
+_LEAST_SORTED = 1 << 10
+"""How many indices are followed where a sort takes less time than to look at all of them for each place."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Scatters")
@@ -22,15 +29,23 @@ class Scatters:
     TVM's divide the number of every element by the tensor's sizes, go along the axis before they go along rows, and
     read one index for each element where all of a row have the same. Equal indices are written in their order. Rows
     that were gathered, as the messages along a graph's edges or the members of bags, are read where they come from.
+    On GPUs what is written is put ``in_order`` of its places before, by a sort, if that is fast.
     """
+
+    def __init__(self, *, in_order: bool = False) -> None:
+        self._in_order = in_order
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with such functions; others are left to TVM where sizes are not known to fit."""
-        return rewritten(module, _Rewriting)
+        return rewritten(module, lambda module: _Rewriting(module, in_order=self._in_order and targets_gpu()))
 
 
 @mutator
 class _Rewriting(PyExprMutator):
+    def __init__(self, module: IRModule, *, in_order: bool) -> None:
+        super().__init__(module)
+        self._in_order = in_order
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         if not is_call(call, "relax.scatter_elements") or call.attrs.reduction not in REDUCTIONS:
@@ -51,11 +66,38 @@ class _Rewriting(PyExprMutator):
         operands = {"x": x, "indices": given, "values": values}
         if of_rows and axis == 0 and (gathered := self._before_gathering(values)) is not None:
             operands["values"], operands["sources"] = gathered
-        tensors = {name: Tensor(shape(operand), dtype(operand)) for name, operand in operands.items()}
+        followed = static(counts[axis] if of_rows else product(counts))
+        if self._in_order and (followed is None or followed >= _LEAST_SORTED):
+            places, order = self._sorted(operands.pop("indices"), sizes, axis, of_rows=of_rows, clamps=clamps)
+            operands = {"x": operands.pop("x"), "places": places, "order": order, **operands}
+            function, kept = sorted_scatter_function(
+                _described(operands), axis, str(call.attrs.reduction), of_rows=of_rows
+            )
+            results = [x.struct_info, relax.TensorStructInfo(kept.shape, kept.dtype)]
+            name = self.builder_.add_func(function, "scatter")
+            return relax.TupleGetItem(self.builder_.emit(relax.call_tir(name, [*operands.values()], results)), 0)
         make = gpu_scatter_function if targets_gpu() else scatter_function
-        function = make(tensors, axis, str(call.attrs.reduction), of_rows=of_rows, clamps=clamps)
+        function = make(_described(operands), axis, str(call.attrs.reduction), of_rows=of_rows, clamps=clamps)
         name = self.builder_.add_func(function, "scatter")
         return relax.call_tir(name, [*operands.values()], out_sinfo=x.struct_info)
+
+    def _sorted(
+        self, indices: relax.Expr, sizes: Sequence[tirx.PrimExpr], axis: int, *, of_rows: bool, clamps: bool
+    ) -> tuple[relax.Expr, relax.Expr]:
+        """The places that ``indices`` along ``axis`` name, in order, and where each of them was."""
+        most = static(sizes[axis] if of_rows else product(sizes))
+        to = "int32" if most is not None and most < 1 << 31 else "int64"
+        options = {"of_rows": of_rows, "clamps": clamps, "primfunc_name_hint": "places"}
+        places = self.builder_.emit(
+            self.builder_.call_te(
+                lambda indices, length, **given: places_of(indices, length, axis, to, **given),
+                indices,
+                sizes[axis],
+                **options,
+            )
+        )
+        order = self.builder_.emit(relax.op.argsort(places, 0, dtype="int64"))
+        return self.builder_.emit(relax.op.gather_elements(places, order, 0)), order
 
     def _before_gathering(self, values: relax.Expr) -> tuple[relax.Expr, relax.Expr] | None:
         """The tensor whose rows ``values`` are, and which of its rows; ``None`` if they are none's."""
@@ -84,6 +126,10 @@ class _Rewriting(PyExprMutator):
         if not is_call(call, bound) or not isinstance(call.args[1], relax.Constant) or call.args[1].struct_info.ndim:
             return None
         return call.args[0] if int(call.args[1].data.numpy()) == number else None
+
+
+def _described(operands: Mapping[str, relax.Expr]) -> dict[str, Tensor]:
+    return {name: Tensor(shape(operand), dtype(operand)) for name, operand in operands.items()}
 
 
 def _is_along(axis: int, rows: relax.Expr, counts: tuple[tirx.PrimExpr, ...]) -> bool:

@@ -166,6 +166,52 @@ def test_gathered_rows_of_any_number(name: str, device: str) -> None:
     _assert_same(GATHERED[name], args(9, 33, 20), device, dynamic=True, others=[args(3, 130, 5), args(50, 16, 300)])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1, 5, 150, 300])
+@pytest.mark.parametrize("name", [*ROWS, *ELEMENTS, *(name for name in GATHERED if "bags" not in name)])
+def test_in_order_of_their_places(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are, on a GPU; few, and with all for one place, for each kind of function."""
+    monkeypatch.setattr("tkc.passes.lowering.scatters._LEAST_SORTED", 0)
+    if name in GATHERED:
+        args: tuple[Tensor, ...] = (_numbers(9, columns), _places(9, 20), _places(8, 20))
+        _assert_same(GATHERED[name], args, "cuda", others=[(args[0], args[1] * 0, args[2])])
+        return
+    places = _places(7, 20) if name in ROWS else _places(7, 20, columns)
+    args = (_numbers(7, columns), places, _numbers(20, columns))
+    _assert_same({**ROWS, **ELEMENTS}[name], args, "cuda", others=[(args[0], args[1] * 0, args[2])])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernels", ["auto", "all"])
+def test_many_on_a_gpu(kernels: str) -> None:
+    """With the bits of the CPU, also where each has a place of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x, v = (torch.randn(size, 130, generator=generator) for size in (700, 9000))
+    i = torch.randint(0, 700, (9000,), generator=generator)
+    functions = (ROWS["index_add"], ROWS["index_put"], lambda x, i, v: x.scatter_add(0, i[:, None].expand_as(v) + 0, v))
+    for function in functions:
+        executable = tkc.compile(
+            Applied(function), (x.cuda(), i.cuda(), v.cuda()), target="cuda", database=False, kernels=kernels
+        )
+        assert bool(executable.report.library_calls) == (kernels == "auto")
+        found = executable(x.cuda(), i.cuda(), v.cuda())
+        torch.testing.assert_close(found.cpu(), function(x, i, v), rtol=0, atol=0)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("name", ["index_add", "scatter", "messages of a graph"])
+def test_many_are_sorted_for_a_gpu(name: str) -> None:
+    """Once, also where the number of rows is open."""
+    functions = {**ROWS, **ELEMENTS, **GATHERED}
+    places = _places(7, 2000) if name != "scatter" else _places(7, 2000, 16)
+    last = _places(7, 2000) if name in GATHERED else _numbers(2000, 16).bfloat16()
+    args = (_numbers(7, 16).bfloat16(), places, last)
+    for shapes in (None, {"args": tuple({0: ANY} for _ in args)}):
+        options = {"target": "cuda:sm_90a", "dynamic_shapes": shapes, "database": False}
+        executable = tkc.compile(Applied(functions[name]), args, **options)
+        assert [(use.operator, use.calls) for use in executable.report.library_calls] == [("aten::sort", 1)]
+
+
 def test_gathered_rows_are_read_in_place() -> None:
     """There is no function that only gathers."""
     x, i, j = _numbers(9, 33), _places(9, 20), _places(8, 20)
