@@ -295,9 +295,9 @@ def test_compile_verifies_if_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> 
     """By the option, or by the environment; the model's node is named as for any failure."""
     original = pipeline.fusion_stages
 
-    def drop_schedules() -> list[PassStage]:
+    def drop_schedules(**options: bool) -> list[PassStage]:
         fault = with_function(lambda f: f.with_attr(NUM_INPUT, 99), is_main)
-        return behind("lower operators", fault)(original())
+        return behind("lower operators", fault)(original(**options))
 
     monkeypatch.setattr(pipeline, "fusion_stages", drop_schedules)
     model, options = torch.nn.Sequential(torch.nn.Tanh()), {"kernels": "none", "database": False}
@@ -332,7 +332,9 @@ def test_results_of_another_shape_or_dtype_are_never_returned(
         return with_results(main, lambda results: [*results, *results] if change is None else [change(results[0])])
 
     monkeypatch.setattr(
-        pipeline, "fusion_stages", lambda: behind("write rows", with_function(changed, is_main))(original())
+        pipeline,
+        "fusion_stages",
+        lambda **options: behind("write rows", with_function(changed, is_main))(original(**options)),
     )
     with pytest.raises(tkc.InternalError, match=message):
         tkc.explain(torch.nn.Tanh(), (X,), verify=False, kernels="none", database=False)

@@ -121,7 +121,8 @@ def compile(
             instructions and the least shared memory of all; the report says so.
         dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
-            With ``"auto"``, matmuls on a GPU may be calls of cuBLASLt where a tuning record says that it is faster.
+            With ``"auto"``, PyTorch's libraries are called, too, where they are faster: for sorts, for convolutions and
+            others on the CPU, and for matmuls on a GPU where a tuning record says so. The report names each.
         fallback: Call PyTorch's own operator in place where TKC has no converter of it, or refuses how it is used. The
             report names each. What is around it is compiled as ever. ``False`` refuses such a model instead.
         database: A folder of tuning records to schedule from, in place of your own (``$TKC_DATABASE_DIR``) and before

@@ -28,6 +28,10 @@ UPDATES: Final = "tkc.updates"
 behind everything else that it returns, as one tuple. Frontends write it; every pass that changes the parameters keeps
 it right (``passes/graph/updates.py``)."""
 
+ANY_OF_EQUAL: Final = "tkc.any_of_equal"
+"""Of the main function: of equal numbers ``topk`` may take any, as PyTorch does. Without it, it takes the first ones,
+as ONNX asks."""
+
 READ_STATE: Final = "tkc.read_state"
 """Of a graph function: the names of parameters that it only reads, and other entries of a program update."""
 
@@ -169,11 +173,20 @@ MULTIPLY_BFLOAT16: Final = "tkc.multiply_bfloat16"
 """The runtime registers it: ``(description, left, right)`` to the product of matrices of bfloat16, by PyTorch's
 library, on the CPU (``tkc/runtime/bfloat16_products.py``)."""
 
+SORT: Final = "tkc.sort"
+"""The runtime registers it: ``(description, x)`` to the numbers of ``x`` in order along an axis, and the place of each
+before, by PyTorch's library (``tkc/runtime/sorts.py``)."""
+
+TOP: Final = "tkc.top"
+"""The runtime registers it: the same of the largest or smallest numbers along an axis."""
+
 LIBRARY_CALLS: Final = {
     CONVOLVE: "aten::convolution",
     MULTIPLY_INTEGERS: "aten::_int_mm",
     CONVOLVE_INTEGERS: "aten::convolution",
     MULTIPLY_BFLOAT16: "aten::matmul",
+    SORT: "aten::sort",
+    TOP: "aten::topk",
 }
 """The operators of PyTorch's that such functions call, or in whose place they call others of its libraries."""
 PRODUCT: Final = "tkc_product"

@@ -22,6 +22,7 @@ from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_bfloat16_products import LibraryBfloat16Products
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
+from tkc.passes.canonical.library_sorts import LibrarySorts
 from tkc.passes.canonical.linear_products import LinearProducts
 from tkc.passes.canonical.nonzero import Nonzero
 from tkc.passes.canonical.pack_weights import pack_weights
@@ -182,8 +183,11 @@ def _list_kernels(state: Compilation) -> Compilation:
     return replace(state, kernels=tuple(kernel for _, kernel, _ in called_kernels(state.module)))
 
 
-def fusion_stages() -> list[PassStage]:
-    """From what substitution left to TensorIR functions, each of which still needs a schedule."""
+def fusion_stages(*, libraries: bool = False) -> list[PassStage]:
+    """From what substitution left to TensorIR functions, each of which still needs a schedule.
+
+    With ``libraries``, PyTorch's sorts, and on GPUs puts what is scattered in order.
+    """
     return [
         # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, these
         # alone are written, by opaque functions: no consumer takes the write into itself.
@@ -207,9 +211,11 @@ def fusion_stages() -> list[PassStage]:
                 IntegerPower(),
                 ShortScans(),
                 Scans(),
-                SortKeys(),
                 IndexedElements(),
-                Scatters(),
+                Scatters(in_order=libraries),
+                *([LibrarySorts()] if libraries else []),
+                SortKeys(),
+                IndexedElements(),  # which sorts have added
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),
@@ -278,12 +284,17 @@ def lowering_stage(target: Target, *planned: Step) -> PassStage:
 
 
 def generation_stages(
-    target: Target, machine: tvm.target.Target, database: Lookup | None, *, batch_invariant: bool = False
+    target: Target,
+    machine: tvm.target.Target,
+    database: Lookup | None,
+    *,
+    batch_invariant: bool = False,
+    libraries: bool = False,
 ) -> list[PassStage]:
     """From what substitution left to a program of scheduled functions; the last stage lowers the graph."""
     schedule = ScheduleModule(target, machine, database, row_invariant=batch_invariant)
     return [
-        *fusion_stages(),
+        *fusion_stages(libraries=libraries),
         # Every function gets a schedule: the database's, a rule's, or the fallback's. Which functions do not repeat
         # their bits is asked before lowering, which leaves no variables by which to name the model's nodes.
         PassStage(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.ir import IRModule
 
-from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_BFLOAT16, MULTIPLY_INTEGERS
+from tkc.contracts import (
+    CONVOLVE,
+    CONVOLVE_INTEGERS,
+    LIBRARY_CALLS,
+    MULTIPLY_BFLOAT16,
+    MULTIPLY_INTEGERS,
+    RETAINING_MAIN,
+    SORT,
+    TOP,
+)
 from tkc.passes.graph.bindings import static
 from tkc.passes.graph.runtime_calls import runtime_call
 
@@ -14,6 +23,8 @@ WHY = {
     CONVOLVE_INTEGERS: "oneDNN convolves 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_INTEGERS: "oneDNN multiplies 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_BFLOAT16: "oneDNN multiplies bfloat16 by instructions that generated code does without",
+    SORT: "PyTorch's library sorts faster than generated code",
+    TOP: "PyTorch's library finds the largest numbers without sorting all, as generated code would",
 }
 
 
@@ -27,16 +38,20 @@ def counted(size: tirx.PrimExpr) -> int:
 
 
 def library_calls(module: IRModule) -> dict[str, list[str]]:
-    """For each of :data:`WHY` that is called, the names of the weights, before or after lowering; in branches, too."""
+    """For each of :data:`WHY` that is called, the names of the weights, before or after lowering; in branches, too.
+
+    It is "" where a call has none.
+    """
     names: dict[str, list[str]] = {}
 
     def visit(expr: relax.Expr) -> None:
         symbol, operands = runtime_call(expr) or ("", [])
         if symbol in LIBRARY_CALLS:
-            weight = operands[2]  # behind the description, and what is read
-            names.setdefault(symbol, []).append(getattr(weight, "name_hint", "a constant"))
+            weights = operands[2:3]  # behind the description, and what is read
+            name = getattr(weights[0], "name_hint", "a constant") if weights else ""
+            names.setdefault(symbol, []).append(name)
 
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
+    for name, function in module.functions_items():
+        if isinstance(function, relax.Function) and name.name_hint != RETAINING_MAIN:  # which calls what main does
             relax.analysis.post_order_visit(function, visit)
     return names

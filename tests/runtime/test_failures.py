@@ -77,10 +77,10 @@ def fail_in_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the stage that fuses fail."""
     original = pipeline.fusion_stages
 
-    def stages() -> list[pipeline.PassStage]:
+    def stages(**options: bool) -> list[pipeline.PassStage]:
         return [
             pipeline.PassStage(stage.name, (FailsOnTanh(), *stage.passes)) if stage.name == "fuse" else stage
-            for stage in original()
+            for stage in original(**options)
         ]
 
     monkeypatch.setattr(pipeline, "fusion_stages", stages)

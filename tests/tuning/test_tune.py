@@ -150,6 +150,23 @@ def test_the_best_of_a_job_is_what_a_compilation_takes(tmp_path: Path) -> None:
     torch.testing.assert_close(executable(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_file_whose_operators_pytorch_computes(tmp_path: Path) -> None:
+    """What is around them is tuned, as it is compiled."""
+
+    class Spectrum(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(super().forward(x)).abs().cummax(-1)[0]
+
+    path, x = tmp_path / "spectrum.pt2", torch.randn(32, 64)
+    torch.export.save(torch.export.export(Spectrum().eval(), (x,)), path)
+    result = tkc.tune(path, trials=2, database=tmp_path / "database")
+    assert result.progress.trials == 2
+    executable = tkc.compile(path, database=tmp_path / "database")
+    assert {"tkc::fft_r2c", "aten::cummax"} == {
+        use.operator.partition(".")[0] for use in (*executable.report.operators, *executable.report.library_calls)
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.lowering import failure_search
-from tkc.compiler.options import CompileOptions, Observer, checked_in_graph
+from tkc.compiler.options import CompileOptions, Observer, calls_libraries, checked_in_graph
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, imported_entries
@@ -61,6 +61,8 @@ def imported_by_name(
                     checked_in_graph(checks, target),
                     size_names,
                     fallback=settings.fallback,
+                    library=calls_libraries(settings.kernels, batch_invariant=settings.batch_invariant)
+                    and not target.is_cuda,
                     read_state=read_state,
                     exchangeable=settings.exchangeable_weights,
                 )

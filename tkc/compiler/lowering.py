@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import code
-from tkc.compiler.options import CompileOptions
+from tkc.compiler.options import CompileOptions, calls_libraries
 from tkc.databases import database_roots, kernel_choices
 from tkc.kernels import Target
 
@@ -50,7 +50,13 @@ def scheduled_model(runner: StageRunner, front: Compilation, target: Target, set
         # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
         # of random ones for products on the CPU a third did. By default, so do the rules' for products of few rows.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
-        stages = generation_stages(target, generated_for, lookup, batch_invariant=settings.batch_invariant)
+        stages = generation_stages(
+            target,
+            generated_for,
+            lookup,
+            batch_invariant=settings.batch_invariant,
+            libraries=calls_libraries(settings.kernels, batch_invariant=settings.batch_invariant),
+        )
         return runner.run_stages(front, stages)
 
 

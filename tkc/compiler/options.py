@@ -47,6 +47,11 @@ class CompileOptions:
         database_roots(self.database)
 
 
+def calls_libraries(kernels: Kernels, *, batch_invariant: bool = False) -> bool:
+    """Whether PyTorch's libraries are called where they are faster than generated code."""
+    return kernels == "auto" and not batch_invariant
+
+
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
     """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`tkc.compile`."""
     return "all" if checks else "inputs" if target.is_cuda else "writes"

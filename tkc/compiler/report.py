@@ -129,7 +129,7 @@ def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:
     from tkc.passes.graph.library_calls import WHY, library_calls
 
     return tuple(
-        OperatorUse(LIBRARY_CALLS[symbol], len(weights), tuple(dict.fromkeys(weights)), WHY[symbol])
+        OperatorUse(LIBRARY_CALLS[symbol], len(weights), tuple(dict.fromkeys(filter(None, weights))), WHY[symbol])
         for symbol, weights in sorted(library_calls(module).items())
     )
 

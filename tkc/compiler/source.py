@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.lowering import failure_search
-from tkc.compiler.options import CompileOptions, checked_in_graph
+from tkc.compiler.options import CompileOptions, calls_libraries, checked_in_graph
 from tkc.frontend import import_model
 from tkc.kernels import Target
 
@@ -43,6 +43,8 @@ class ModelSource:
                 checked_in_graph(checks, target),
                 self.size_names,
                 fallback=settings.fallback,
+                library=calls_libraries(settings.kernels, batch_invariant=settings.batch_invariant)
+                and not target.is_cuda,
                 constants=self.constants,
                 exchangeable=settings.exchangeable_weights,
             ),

@@ -23,6 +23,7 @@ def import_model(
     size_names: Mapping[str, str] | None = None,
     *,
     fallback: bool = False,
+    library: bool = False,
     read_state: frozenset[str] = frozenset(),
     constants: Mapping[str, Any] | None = None,
     exchangeable: bool = False,
@@ -35,8 +36,9 @@ def import_model(
     how many tensors a sequence has. ``checked_in_graph`` says which indices the module itself counts the bad ones of
     (see :class:`Signature`). ``size_names`` is for programs: with ``{"x_0": "batch"}`` the first axis of ``x`` has the
     name of its ``Dim`` again, which a ``.pt2`` file has lost.
-    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``read_state`` names
-    buffers of a PyTorch model that may change between calls, though it does not change them.
+    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter, with ``library`` also
+    those that PyTorch computes faster on the CPU than generated code would. ``read_state`` names buffers of a PyTorch
+    model that may change between calls, though it does not change them.
     ``constants`` binds inputs of an ONNX model, by their names. With ``exchangeable``, small weights are parameters
     as large ones are, and not constants of the module.
     """
@@ -68,6 +70,7 @@ def import_model(
             checked_in_graph,
             size_names,
             fallback=fallback,
+            library=library,
             read_state=read_state,
             exchangeable=exchangeable,
         )
@@ -83,6 +86,7 @@ def import_model(
                 checked_in_graph=checked_in_graph,
                 size_names=size_names,
                 fallback=fallback,
+                library=library,
                 read_state=read_state,
                 exchangeable=exchangeable,
             )

@@ -25,12 +25,21 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from tkc.contracts import CALL_OPERATOR, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_BFLOAT16, MULTIPLY_INTEGERS
+from tkc.contracts import (
+    CALL_OPERATOR,
+    CONVOLVE,
+    CONVOLVE_INTEGERS,
+    MULTIPLY_BFLOAT16,
+    MULTIPLY_INTEGERS,
+    SORT,
+    TOP,
+)
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
 from tkc.runtime.bfloat16_products import multiply_bfloat16
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
 from tkc.runtime.integer_products import convolve_integers, multiply_integers
+from tkc.runtime.sorts import sort, top
 
 _EARLIER_CHECK = "tkc.check_sizes"
 """By which artifacts of format 4 that were made before :data:`tkc.contracts.CHECK` check what a model asserts."""
@@ -94,6 +103,8 @@ def register() -> None:
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
     tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_multiply_bfloat16))
+    tvm_ffi.register_global_func(SORT, _noting(_sort))
+    tvm_ffi.register_global_func(TOP, _noting(_top))
     os.register_at_fork(after_in_child=_THREADS.lose)
 
 
@@ -128,6 +139,14 @@ def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
 
 def _multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
     return multiply_bfloat16(str(description), left, right)
+
+
+def _sort(description: str, x: Any) -> list[torch.Tensor]:
+    return sort(str(description), x)
+
+
+def _top(description: str, x: Any) -> list[torch.Tensor]:
+    return top(str(description), x)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.compiler.code import prepare_toolchain
-from tkc.compiler.options import Kernels, check_kernels, checked_in_graph
+from tkc.compiler.options import Kernels, calls_libraries, check_kernels, checked_in_graph
 from tkc.databases import tuning_choices
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
@@ -130,14 +130,23 @@ def tuned(
     until = budget.deadline(started)
     checked = checked_in_graph(checks, resolved)
     read = partial(
-        import_model, model, example_args, example_kwargs, dynamic_shapes, checked, size_names, constants=constants
+        import_model,
+        model,
+        example_args,
+        example_kwargs,
+        dynamic_shapes,
+        checked,
+        size_names,
+        fallback=True,
+        library=calls_libraries(kernels) and not resolved.is_cuda,
+        constants=constants,
     )
     try:
         # Tracing a module depends on the modes that the caller's thread is in; a file does not.
         if not isinstance(model, str | os.PathLike):
             prepare_toolchain(resolved)
             begin("importing the model")
-            imported = read(fallback=True)
+            imported = read()
         else:
             begin("loading the compiler")
             background.run(partial(prepare_toolchain, resolved), until)
@@ -344,7 +353,7 @@ def unscheduled(
     from tkc.schedules.target import tvm_target
     from tkc.stages import StageRunner
 
-    stages = [*substitution_stages(target, kernels, choices), *fusion_stages()]
+    stages = [*substitution_stages(target, kernels, choices), *fusion_stages(libraries=calls_libraries(kernels))]
     with tvm_target(target):
         return StageRunner(observer).run_stages(Compilation(imported.module), stages).module
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from tvm import relax, tirx
 
-from tkc.contracts import MAIN, NUM_INPUT, READ_STATE, UPDATES
+from tkc.contracts import ANY_OF_EQUAL, MAIN, NUM_INPUT, READ_STATE, UPDATES
 from tkc.errors import UsageError
 from tkc.frontend.identifiers import identifier, identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
@@ -46,6 +46,7 @@ def import_torch(
     size_names: Mapping[str, str] | None = None,
     *,
     fallback: bool = False,
+    library: bool = False,
     read_state: frozenset[str] = frozenset(),
     exchangeable: bool = False,
 ) -> ImportedModel:
@@ -56,9 +57,10 @@ def import_torch(
     (``.pt2``), which are complete in themselves. ``checked_in_graph`` says of which indices the module itself counts
     the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
     a saved one has lost the names of its dimensions. With ``fallback`` operators without a converter become calls of
-    PyTorch's own. Parameters are the model's own tensors, not copies; tied ones come
-    once, and unused ones not at all. Buffers of ``read_state`` are no constants: something else changes them. With
-    ``exchangeable``, buffers of a single number are parameters, too, and not constants of the module.
+    PyTorch's own, and with ``library`` those that it computes faster on the CPU. Parameters are the
+    model's own tensors, not copies; tied ones come once, and unused ones not at all. Buffers of ``read_state`` are no
+    constants: something else changes them. With ``exchangeable``, buffers of a single number are parameters, too, and
+    not constants of the module.
 
     Raises:
         UsageError: examples given with an exported program, a missing file, or a model that is none of these.
@@ -85,7 +87,9 @@ def import_torch(
     with equal_sizes_of(program):
         guards = Guards.of(program)
         options = _Options(checked_in_graph, fallback, read_state, exchangeable)
-        return _import(simplified(program, fallback=fallback), names, guards, options, program.state_dict)
+        return _import(
+            simplified(program, fallback=fallback, library=library), names, guards, options, program.state_dict
+        )
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -165,7 +169,7 @@ def _imported(
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
     module = builder.finalize()
-    module[MAIN] = module[MAIN].with_attr(NUM_INPUT, len(inputs))
+    module[MAIN] = module[MAIN].with_attrs({NUM_INPUT: len(inputs), ANY_OF_EQUAL: True})
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
     signature = replace(signature, conditions=(*signature.conditions, *uses.size_conditions()))

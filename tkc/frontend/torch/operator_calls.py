@@ -24,6 +24,7 @@ from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.data_sizes import DataSizes
+from tkc.frontend.torch.faster_operators import WHY_FASTER
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
 
@@ -47,11 +48,6 @@ _TAKE_NUMBERS = frozenset(
     for overload in overloads
 )
 """Operators whose converters take numbers that only data decides."""
-
-
-FASTER = "PyTorch's library computes recurrent layers of a known length faster than generated code"
-"""Why such a layer is called though it has a converter: an LSTM of 256 over 4 sequences of 64 steps takes 2.4 ms on one
-core, and generated code 30."""
 
 
 class OperatorCalls:
@@ -84,7 +80,7 @@ class OperatorCalls:
     def calls(self) -> tuple[OperatorCall, ...]:
         """What was emitted, by operator."""
         return tuple(
-            OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name], self._why[name] == FASTER)
+            OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name], self._why[name] in WHY_FASTER)
             for name, sources in self._calls.items()
         )
 

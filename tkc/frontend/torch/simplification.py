@@ -25,6 +25,7 @@ from tkc.frontend.torch.converters import KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.exporting import DERIVATIVES
+from tkc.frontend.torch.faster_operators import ON_THE_CPU
 from tkc.frontend.torch.flex_attention import uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.recurrent import recurrent_decompositions, recurrent_operators_of_any_length
@@ -39,8 +40,9 @@ _REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wr
 fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
 
 
-def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedProgram:
-    """The program over operators that have converters, in functional form; with ``fallback`` also over others.
+def simplified(program: ExportedProgram, *, fallback: bool = False, library: bool = False) -> ExportedProgram:
+    """The program over operators that have converters, in functional form; with ``fallback`` also over others, and with
+    ``library`` also over those that PyTorch's library computes faster on the CPU.
 
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
@@ -61,7 +63,8 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     if _reads_logsumexp(program.graph):
         table.pop(_CPU_ATTENTION)
     if fallback:  # called whole, random operators draw the numbers that they draw in PyTorch
-        for op in [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]:
+        random = [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]
+        for op in (*random, *(ON_THE_CPU if library else ())):
             table.pop(op)
     try:
         if over_pairs:

@@ -18,10 +18,10 @@ from tkc.frontend.torch.checks import converter_of, has_no_converter
 from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
 from tkc.frontend.torch.converters import CHECKS, DEFINE_SIZES
 from tkc.frontend.torch.converters.emitter import Converter, Emitter, FaultyModelError, source_of
+from tkc.frontend.torch.faster_operators import why_faster
 from tkc.frontend.torch.fitting_sizes import fitting_operands
 from tkc.frontend.torch.mutation import functional_name, is_in_place
-from tkc.frontend.torch.operator_calls import FASTER, OperatorCalls
-from tkc.frontend.torch.recurrent import is_recurrent_of_known_length
+from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
 from tkc.frontend.torch.subgraphs import held_tensor
@@ -113,7 +113,7 @@ def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
     converter = converter_of(node)
     if converter is None:
-        calls.emit(node, FASTER if is_recurrent_of_known_length(node) else "TKC has no converter of it")
+        calls.emit(node, why_faster(node) or "TKC has no converter of it")
     elif calls.takes_read_float(node):
         calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
     elif calls.sizes.defines_sizes(node) and functional_name(node) not in DEFINE_SIZES:
