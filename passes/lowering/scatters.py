@@ -18,8 +18,9 @@ from tkc.passes.lowering.gpu_sorted_scatter import places_of, sorted_scatter_fun
 from tkc.passes.lowering.indexed_elements import before_broadcast, equal_but_along
 from tkc.passes.lowering.scatter_function import REDUCTIONS, Tensor, scatter_function
 
-_LEAST_SORTED = 1 << 10
-"""How many indices are followed where a sort takes less time than to look at all of them for each place."""
+_LEAST_SORTED = 1 << 16
+"""How many indices are followed where a sort takes less time than to look at all of them for each place. On an H200
+8,192 rows take 73 us without one and 194 with it, a million rows 3.1 ms and 0.7. An open number counts as many."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="Scatters")

@@ -30,7 +30,7 @@ SORTS: dict[str, Callable[..., Any]] = {
     "sort": lambda x: torch.sort(x, stable=True),
     "sort along columns": lambda x: torch.sort(x, dim=0, stable=True),
     "descending": lambda x: torch.sort(x, descending=True, stable=True),
-    "values alone": lambda x: torch.sort(x, 0)[0],
+    "values alone": lambda x: torch.sort(x, dim=0, stable=True)[0],
     "order alone": lambda x: torch.argsort(x, stable=True),
     "another tensor in that order": lambda x: x.flip(1).gather(1, torch.argsort(x, dim=1, stable=True)),
     "of a view": lambda x: torch.sort(x[1:, 3:140], stable=True)[1],

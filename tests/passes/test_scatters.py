@@ -168,17 +168,25 @@ def test_gathered_rows_of_any_number(name: str, device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [1, 5, 150, 300])
-@pytest.mark.parametrize("name", [*ROWS, *ELEMENTS, *(name for name in GATHERED if "bags" not in name)])
-def test_in_order_of_their_places(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("rows", name) for name in ROWS),
+        *(("elements", name) for name in ELEMENTS),
+        *(("gathered", name) for name in GATHERED if "bags" not in name),
+    ],
+)
+def test_in_order_of_their_places(kind: str, name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many are, on a GPU; few, and with all for one place, for each kind of function."""
     monkeypatch.setattr("tkc.passes.lowering.scatters._LEAST_SORTED", 0)
-    if name in GATHERED:
-        args: tuple[Tensor, ...] = (_numbers(9, columns), _places(9, 20), _places(8, 20))
-        _assert_same(GATHERED[name], args, "cuda", others=[(args[0], args[1] * 0, args[2])])
-        return
-    places = _places(7, 20) if name in ROWS else _places(7, 20, columns)
-    args = (_numbers(7, columns), places, _numbers(20, columns))
-    _assert_same({**ROWS, **ELEMENTS}[name], args, "cuda", others=[(args[0], args[1] * 0, args[2])])
+    args: tuple[Tensor, ...]
+    if kind == "gathered":
+        function, args = GATHERED[name], (_numbers(9, columns), _places(9, 20), _places(8, 20))
+    elif kind == "rows":
+        function, args = ROWS[name], (_numbers(7, columns), _places(7, 20), _numbers(20, columns))
+    else:
+        function, args = ELEMENTS[name], (_numbers(7, columns), _places(7, 20, columns), _numbers(20, columns))
+    _assert_same(function, args, "cuda", others=[(args[0], args[1] * 0, args[2])])
 
 
 @pytest.mark.gpu
@@ -186,8 +194,8 @@ def test_in_order_of_their_places(name: str, columns: int, monkeypatch: pytest.M
 def test_many_on_a_gpu(kernels: str) -> None:
     """With the bits of the CPU, also where each has a place of its own."""
     generator = torch.Generator().manual_seed(0)
-    x, v = (torch.randn(size, 130, generator=generator) for size in (700, 9000))
-    i = torch.randint(0, 700, (9000,), generator=generator)
+    x, v = (torch.randn(size, 130, generator=generator) for size in (700, 70_000))
+    i = torch.randint(0, 700, (70_000,), generator=generator)
     functions = (ROWS["index_add"], ROWS["index_put"], lambda x, i, v: x.scatter_add(0, i[:, None].expand_as(v) + 0, v))
     for function in functions:
         executable = tkc.compile(
@@ -203,8 +211,8 @@ def test_many_on_a_gpu(kernels: str) -> None:
 def test_many_are_sorted_for_a_gpu(name: str) -> None:
     """Once, also where the number of rows is open."""
     functions = {**ROWS, **ELEMENTS, **GATHERED}
-    places = _places(7, 2000) if name != "scatter" else _places(7, 2000, 16)
-    last = _places(7, 2000) if name in GATHERED else _numbers(2000, 16).bfloat16()
+    places = _places(7, 70_000) if name != "scatter" else _places(7, 5000, 16)
+    last = _places(7, 70_000) if name in GATHERED else _numbers(len(places), 16).bfloat16()
     args = (_numbers(7, 16).bfloat16(), places, last)
     for shapes in (None, {"args": tuple({0: ANY} for _ in args)}):
         options = {"target": "cuda:sm_90a", "dynamic_shapes": shapes, "database": False}
