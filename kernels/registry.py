@@ -7,6 +7,7 @@ from typing import Any
 from tkc.kernels.attention.latent_spec import LatentDecode
 from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
 from tkc.kernels.batched_matmul.spec import BatchedMatmul
+from tkc.kernels.convolution.spec import Convolution
 from tkc.kernels.gated_matmul.spec import GatedMatmul
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.kernels.matmul.spec import Matmul
@@ -34,6 +35,7 @@ SPECS: dict[str, KernelSpec[Any, Any]] = {
         GatedMatmul(),
         GroupedMatmul(),
         BatchedMatmul(),
+        Convolution(),
         ScaledMatmul(),
         Normalization(),
         QuantizedRMSNorm(),

@@ -101,6 +101,14 @@ S_TIR: Final = "s_tir"
 OP_PATTERN: Final = "op_pattern"
 """Of a TensorIR function: its ``OpPatternKind``, by which ``FuseOps`` decides; where it is absent, TVM works it out."""
 
+WINDOWS: Final = "tkc.windows"
+"""Of a TensorIR function that gathers what a convolution slides over an image: the JSON of the windows' ``extents``,
+``strides`` and ``dilation``, and the zeros ``before`` and ``after`` the image, lists of a number for each axis, and
+:data:`CHANNELS_LAST`."""
+
+CHANNELS_LAST: Final = "image_channels_last"
+"""Whether the windows are ``[extents ..., channels]`` and the image has its channels last, or both have them first."""
+
 INJECTIVE_PATTERN: Final = 2
 """``OpPatternKind.kInjective``: each element of the result reads one place of each operand; fused into its reader."""
 

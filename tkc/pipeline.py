@@ -116,7 +116,10 @@ def substitution_stages(
     convolutions: tuple[tvm.transform.Pass, ...] = ()
     linear: tuple[tvm.transform.Pass, ...] = ()
     if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
-        convolutions = (Canonicalize(), ConvolutionProducts())
+        convolutions = (
+            Canonicalize(),
+            ConvolutionProducts(loads_windows=target.device.tma and kernels != "none"),
+        )
     elif kernels == "auto":
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:

@@ -17,6 +17,7 @@ from tkc.kernels.hopper.ring import Ring, ring
 from tkc.kernels.hopper.store import Staging, stage, staging
 from tkc.kernels.hopper.tiles import Cyclic, OutputTiles
 from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
+from tkc.kernels.hopper.windows import Windows, load_windows
 from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
@@ -26,11 +27,15 @@ from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT, Tiling
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the parameters ``p`` and the configuration ``c`` make of a kernel, whose tensors may be ``batched``."""
+    """What the parameters ``p`` and the configuration ``c`` make of a kernel, whose tensors may be ``batched``.
+
+    With ``windows``, the left operand is an image, and its rows are what a convolution slides over it.
+    """
 
     p: MatmulParameters
     c: Tiling
     batched: bool
+    windows: Windows | None
 
     @property
     def float32(self) -> bool:
@@ -139,12 +144,16 @@ class _Rows:
     bias: Buffer
 
 
-def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace) -> PrimFunc:
+def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace, windows: Windows | None = None) -> PrimFunc:
     """The kernel over the same tensors as the one with a block for each tile: those of ``types``, ``None`` for others.
 
-    Where these have a batch axis in front, tiles of one entry follow those of another.
+    Where these have a batch axis in front, tiles of one entry follow those of another. Where ``a`` is an image, its
+    ``windows`` are the rows that are multiplied.
     """
-    shape = _Shape(p, c, len(types.out.shape) == 3)
+    shape = _Shape(p, c, len(types.out.shape) == 3, windows)
+    # Warpgroups that share the depth wait for their own slices only. Loads may land in any order, and a barrier whose
+    # last phase has not ended yet looks as if the next one had. Of float32, the warpgroup that splits waits for all.
+    assert shape.float32 or c.shares == 1
 
     @T.prim_func
     def matmul(
@@ -203,17 +212,25 @@ def _load(k: _Kernel) -> None:
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
     release_registers(s.roles, 0)
+    image = T.alloc_var("int32")
+    top = T.alloc_var("int32")
+    left = T.alloc_var("int32")
     for turn in T.serial(k.turns):
         entry, row, column = k.begin(turn)
+        if s.windows is not None:
+            image, top, left = s.windows.first_pixel(tensors.a, row)
         for step in T.serial(s.steps):
             at, parity = k.ring.slot(s.slice_number(turn, step))
             depth = step * c.block_k
             k.ring.wait_empty(at, parity)
-            T.tma_copy(
-                s.region(tensors.a, entry, (row, depth), (c.block_m, c.block_k)),
-                k.a_shared[at, :, :],
-                barrier=k.ring.full[at],
-            )
+            if s.windows is None:
+                T.tma_copy(
+                    s.region(tensors.a, entry, (row, depth), (c.block_m, c.block_k)),
+                    k.a_shared[at, :, :],
+                    barrier=k.ring.full[at],
+                )
+            else:
+                load_windows(s.windows, tensors.a, k.a_shared, at, k.ring.full, (image, top, left), step)
             T.tma_copy(
                 s.region(tensors.b, entry, (column, depth) if s.transposed else (depth, column), s.b_tile),
                 k.b_shared[at, :, :],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from math import prod
 
@@ -13,7 +15,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN, REDUCTION_PATTERN
+from tkc.contracts import CHANNELS_LAST, OP_PATTERN, OPAQUE_PATTERN, REDUCTION_PATTERN, WINDOWS
 from tkc.passes.canonical.windows import Windows
 from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import LastChannels, channels_last, is_convolution
@@ -43,20 +45,24 @@ class ConvolutionProducts:
     The windows of a 3×3 convolution take nine times the image's memory. A convolution stays where they would take more
     than 2 GiB: that admits the networks for images at batch 32 (VGG's second convolution takes 1.8 GiB) and an image
     decoder's last layers, and is little beside the memory of the devices that run these. Symbolic sizes count as one.
+    With ``loads_windows`` there is a kernel that writes no windows of two axes down, and so no limit where it is used
+    (:mod:`tkc.passes.rules.convolution`).
     """
 
-    def __init__(self, dtypes: Collection[str] = ("float16", "bfloat16")) -> None:
+    def __init__(self, dtypes: Collection[str] = ("float16", "bfloat16"), *, loads_windows: bool = False) -> None:
         self.dtypes = frozenset(dtypes)
+        self._loads_windows = loads_windows
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with products."""
-        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes))
+        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes, loads_windows=self._loads_windows))
 
 
 @mutator
 class _Rewriting(PyExprMutator):
-    def __init__(self, module: IRModule, dtypes: frozenset[str]) -> None:
+    def __init__(self, module: IRModule, dtypes: frozenset[str], *, loads_windows: bool) -> None:
         super().__init__(module)
+        self.loads_windows = loads_windows
         self.dtypes = dtypes
         self.images = LastChannels(self.lookup_binding, self.builder_.emit)
 
@@ -129,20 +135,23 @@ class _Rewriting(PyExprMutator):
             if columns != channels * inside:
                 matrix = op.nn.pad(self._emit(matrix), [0, 0, 0, columns - channels * inside])
         if not windows.are_pixels or channels % _ALIGNMENT:
-            if _known_product((batch, *counts)) * columns * 2 > _MOST_BYTES:
+            written = not (self.loads_windows and len(counts) <= 2 and channels % _ALIGNMENT == 0 and _is_loaded(out))
+            if written and _known_product((batch, *counts)) * columns * 2 > _MOST_BYTES:
                 return None
-            gather = windows.with_channels_last
-            if channels % _ALIGNMENT:
-                gather = partial(windows.as_rows, width=columns)
-            image = self._emit(self._gathered(gather, image))
+            last = channels % _ALIGNMENT == 0
+            gather = windows.with_channels_last if last else partial(windows.as_rows, width=columns)
+            said = {WINDOWS: json.dumps({**asdict(windows), CHANNELS_LAST: last})}
+            image = self._emit(self._gathered(gather, image, said))
         rows = self._emit(op.reshape(image, (batch, *counts, columns)))
         transposed = self._emit(op.permute_dims(self._emit(matrix)))
         return op.matmul(rows, transposed, out_dtype=call.struct_info.dtype)
 
-    def _gathered(self, gather: Callable[[te.Tensor], te.Tensor], image: relax.Expr) -> relax.Expr:
+    def _gathered(
+        self, gather: Callable[[te.Tensor], te.Tensor], image: relax.Expr, said: Mapping[str, str] | None = None
+    ) -> relax.Expr:
         # FuseOps would fuse the reshape to rows too, whose last axis no vector runs along. It leaves to themselves what
         # it takes for opaque, and the image is then normalized once, not for each window.
-        attributes = {OP_PATTERN: OPAQUE_PATTERN}
+        attributes = {OP_PATTERN: OPAQUE_PATTERN, **(said or {})}
         return self.builder_.call_te(gather, image, primfunc_name_hint="windows", primfunc_attrs=attributes)
 
     def _by_groups(self, image: relax.Expr, groups: int) -> relax.Var:
@@ -173,6 +182,11 @@ class _Rewriting(PyExprMutator):
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         return self.builder_.emit(value)
+
+
+def _is_loaded(out: int) -> bool:
+    """Whether the kernel that loads windows from the image has so many output channels."""
+    return out >= _LEAST_COLUMNS and out % _ALIGNMENT == 0
 
 
 def _known_product(sizes: Sequence[tirx.PrimExpr]) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 from tkc.passes.rules.attention import DECODE, PREFILL
 from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
+from tkc.passes.rules.convolution import CONVOLUTION
 from tkc.passes.rules.fused_qkv import FUSED_QKV
 from tkc.passes.rules.fused_rotary import FUSED_ROTARY
 from tkc.passes.rules.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
@@ -44,6 +45,7 @@ RULES: tuple[Rule[Any], ...] = ordered(
         PREFILL,
         SCALED_MATMUL,
         FUSED_QKV,
+        CONVOLUTION,
         MATMUL,
         QUANTIZED_RMS_NORM,
         NORMALIZATION,

@@ -194,8 +194,8 @@ def test_in_order_of_their_places(kind: str, name: str, columns: int, monkeypatc
 def test_many_on_a_gpu(kernels: str) -> None:
     """With the bits of the CPU, also where each has a place of its own."""
     generator = torch.Generator().manual_seed(0)
-    x, v = (torch.randn(size, 130, generator=generator) for size in (700, 70_000))
-    i = torch.randint(0, 700, (70_000,), generator=generator)
+    x, v = (torch.randn(size, 130, generator=generator) for size in (7000, 70_000))
+    i = torch.randint(0, 7000, (70_000,), generator=generator)
     functions = (ROWS["index_add"], ROWS["index_put"], lambda x, i, v: x.scatter_add(0, i[:, None].expand_as(v) + 0, v))
     for function in functions:
         executable = tkc.compile(

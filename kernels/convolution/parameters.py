@@ -1,0 +1,70 @@
+"""The parameters of a convolution with an epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from tkc.kernels.matmul.parameters import MatmulParameters
+
+LEAST_DEPTH = 32
+"""Of what is loaded of one pixel, in elements. What an image does not have of it is loaded as zeros."""
+
+
+@dataclass(frozen=True)
+class ConvolutionParameters:
+    """``activation(image * weight + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf).
+
+    ``n`` and ``channels`` are those of the output and of the image. Of the image's two axes each has its ``extents`` of
+    a window, ``strides``, ``dilation``, and as many zeros ``before`` and ``after`` the image. ``residual`` has the
+    output's dtype: ``out_dtype``, or ``dtype`` where that is ``None``.
+
+    An image of few channels comes as ``lines``, in which all that one window reads of a line counts as one pixel with
+    so many ``channels``: the elements from one window of a line to the next, and how many windows a line has. Zeros at
+    its ends are in the line.
+    """
+
+    n: int
+    channels: int
+    extents: tuple[int, int]
+    dtype: Literal["float16", "bfloat16"]
+    strides: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    before: tuple[int, int] = (0, 0)
+    after: tuple[int, int] = (0, 0)
+    out_dtype: Literal["float16", "bfloat16"] | None = None
+    bias: bool = False
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+    residual: bool = False
+    lines: tuple[int, int] | None = None
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the output and of a residual."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def product(self) -> MatmulParameters:
+        """The matrix product of the windows, as rows of ``[vertical, horizontal, depth]``, and the weight."""
+        k = prod(self.extents) * self.depth
+        return MatmulParameters(
+            self.n,
+            k,
+            self.dtype,
+            out_dtype=self.out_dtype,
+            bias=self.bias,
+            activation=self.activation,
+            residual=self.residual,
+        )
+
+    @property
+    def depth(self) -> int:
+        """The columns of the weight for one pixel: its channels, and zeros up to a multiple of :data:`LEAST_DEPTH`."""
+        return -(-self.channels // LEAST_DEPTH) * LEAST_DEPTH
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """How many pixels a window reaches over along each axis, less one."""
+        vertical, horizontal = (step * (extent - 1) for step, extent in zip(self.dilation, self.extents, strict=True))
+        return vertical, horizontal
