@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import AWAIT, CALL_OPERATOR, CHECK, CONTROL_FLOW, LIBRARY_CALLS, MAIN
+from tkc.contracts import AWAIT, CALL_OPERATOR, CALL_TEXT, CHECK, CONTROL_FLOW, LIBRARY_CALLS, MAIN
 from tkc.runtime.activations import ActivationPlan
 
 _ALLOC_STORAGE = Op.get("relax.memory.alloc_storage")
@@ -16,6 +16,7 @@ _KILLS = tuple(Op.get(f"relax.{name}") for name in ("memory.kill_storage", "memo
 _SHARES = tuple(Op.get(f"relax.{name}") for name in ("memory.alloc_tensor", "memory.view", "reshape"))
 """What makes a tensor in memory that there is."""
 _OPERATORS = "what operators of PyTorch's return and need on the way"
+_STRINGS = "what functions of strings return, and strings themselves"
 _PARTS = "tensors of branches and loops"
 _COMPUTED = "tensors whose sizes the model computes"
 _BINARY = {tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.FloorDiv: "//", tirx.FloorMod: "%"}
@@ -102,6 +103,8 @@ class _Walk:
             self.besides.add(_PARTS)
         elif symbol == CALL_OPERATOR or symbol in LIBRARY_CALLS:
             self.besides.add(_OPERATORS)
+        elif symbol == CALL_TEXT:
+            self.besides.add(_STRINGS)
 
     def _size(self, shape: relax.Expr) -> int | str | None:
         """The bytes of a storage; ``None`` where they depend on more than the sizes of the inputs."""

@@ -148,6 +148,10 @@ CALL_OPERATOR: Final = "tkc.call_operator"
 """The runtime registers it: ``(description, *operands)`` to what PyTorch's operator gives, which the graph calls in
 place where TKC has no converter. ``tkc/runtime/operators.py`` says what a description is."""
 
+CALL_TEXT: Final = "tkc.call_text"
+"""The runtime registers it: ``(description, *tensors)`` to what a function of strings makes of their codes, on the CPU
+(``tkc/runtime/text_functions.py``)."""
+
 CHECK: Final = "tkc_check"
 """``control_flow.cc`` exports it: ``(message, value, holds, *others)`` to ``value``, or an error with ``message``.
 ``holds`` is a number, or a tensor of one truth value, which the host reads. ``others`` are computed, and not read."""

@@ -11,6 +11,7 @@ from tvm.ir import IRModule, Op
 
 from tkc.contracts import (
     CALL_OPERATOR,
+    CALL_TEXT,
     CONTROL_FLOW,
     LIBRARY_CALLS,
     PRODUCT,
@@ -138,9 +139,12 @@ def _called(value: relax.Expr) -> tuple[str, str] | None:
 
 
 def _external_name(symbol: str, operands: Sequence[relax.Expr]) -> str:
-    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, or a product."""
+    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, a function of strings
+    or a product."""
     if symbol == CALL_OPERATOR:
         return str(json.loads(str(operands[0].value))["operator"])
+    if symbol == CALL_TEXT:
+        return str(json.loads(str(operands[0].value))["function"])
     if symbol == PRODUCT:
         return product_name([int(number) for number in operands[0].values])
     return LIBRARY_CALLS.get(symbol, symbol)

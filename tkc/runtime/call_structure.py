@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -14,7 +15,7 @@ from tkc.runtime.call_summary import listed
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError, read_structure
-from tkc.runtime.tensors import from_torch, from_torch_as, narrowed
+from tkc.runtime.tensors import FromTorch, from_torch, from_torch_as, narrowed
 
 
 class CallStructure:
@@ -34,7 +35,7 @@ class CallStructure:
             for axis, size in enumerate(spec.shape)
             if isinstance(size, str) and self._size_outputs
         }
-        self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
+        self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.is_narrow}
         self._numbers = frozenset(signature.number_outputs)
         leaves = signature.leaves
         self._only_tensors = len(leaves) if all(isinstance(leaf, TensorSpec) for leaf in leaves) else -1
@@ -68,11 +69,11 @@ class CallStructure:
                 )
         return tensors
 
-    def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+    def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """The flattened ``outputs`` that were computed, as tensors of the first input's kind, with those that are not
         computed, in the model's structure.
         """
-        restore = from_torch_as(inputs[0]) if inputs else from_torch
+        restore = self._restore(inputs)
         if self._flat_result is not None:
             return self._flat_result(list(map(restore, outputs)))
         results = [
@@ -89,6 +90,15 @@ class CallStructure:
         if self.out_spec is not None:
             return pytree.tree_unflatten(results, self.out_spec)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _restore(self, inputs: Sequence[Any]) -> FromTorch:
+        """How outputs become tensors of the first input's kind, arrays where it is strings; strings are arrays."""
+        if not inputs:
+            return from_torch
+        if self._signature.strings is None:
+            return from_torch_as(inputs[0])
+        restore = from_torch_as(np.empty(0) if self._signature.inputs[0].is_text else inputs[0])
+        return lambda output: restore(output) if isinstance(output, torch.Tensor) else output
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a model that has no structure but their order and their names, as ONNX models have none."""

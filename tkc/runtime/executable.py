@@ -6,6 +6,7 @@ import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -101,7 +102,8 @@ class Executable:
         are given in its order or by name, also names that are no identifiers (``exe(**{"input.1": x})``). Returns what
         the model returns, with tensors of the first input's kind; what the model returns of its state or of an updated
         input is that tensor itself, and its numbers are Python's (on a GPU, the call waits for those that are computed
-        from data). Tensors narrower than a byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype
+        from data). Strings are given as arrays or lists of ``str``, or of ``bytes`` in UTF-8, and returned as arrays of
+        ``str``. Tensors narrower than a byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype
         (:attr:`TensorSpec.held`). Raises :class:`InputError` for inputs that do not fit the signature, before anything
         runs, :class:`TargetError` on a machine the target does not run on, and :class:`tkc.ForkError` in a forked child
         that cannot run it. On a GPU it raises :class:`InputError` also for an index out of range in an earlier call
@@ -122,8 +124,11 @@ class Executable:
         """What a call returns, for the flattened tensor inputs in the signature's order; some may be ``bound``."""
         return self._structure.result(self.run_flat(values, bound), values)
 
-    def run_flat(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
-        """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
+    def run_flat(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[Any]:
+        """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does.
+
+        They are tensors of PyTorch's, and numpy arrays of ``str`` objects for strings.
+        """
         return self._running(inputs, bound)
 
     @property
@@ -245,7 +250,9 @@ class Executable:
         """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
         from tkc.runtime.profiling.measuring import profiled
 
-        return profiled(self._running.subject(self.report.calls), inputs, repeat)
+        text = self._running.text
+        with nullcontext((inputs, None)) if text is None else text.coded(inputs) as (given, _):
+            return profiled(self._running.subject(self.report.calls), given, repeat)
 
     def activation_bytes(self, **sizes: int) -> int:
         """The peak of the memory that a call of these ``sizes`` allocates, in bytes, its outputs included.

@@ -126,7 +126,7 @@ class BoundChecks(InputChecks):
         """The tensors that are bound, as generated code takes them, by their positions."""
         for position in sorted(positions):
             check, value = self._tensors[position], values[position]
-            if isinstance(value, torch.Tensor) and check.spec.held == check.spec.dtype:
+            if isinstance(value, torch.Tensor) and not check.spec.is_narrow:
                 tensor = check(value, self._sizes)
                 if _is_where(tensor, value):
                     self.bound[position] = tensor
@@ -230,7 +230,7 @@ class _TensorCheck:
     def takes_as_it_is(self, value: torch.Tensor) -> bool:
         """Whether generated code takes ``value``, which fits, where it is."""
         return (
-            self.spec.held == self.spec.dtype
+            not self.spec.is_narrow
             and not value.is_complex()
             and value.numel() > 0
             and value.data_ptr() % _ALIGNMENT == 0
@@ -240,7 +240,7 @@ class _TensorCheck:
     def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
         name = self.spec.name
         spec = self.spec
-        tensor = held(value, name, spec.dtype) if spec.held != spec.dtype else to_torch(value, name)
+        tensor = held(value, name, spec.dtype) if spec.is_narrow else to_torch(value, name)
         if tensor.dtype != self.dtype:
             raise InputError(
                 f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "

@@ -27,6 +27,7 @@ from torch.utils.dlpack import from_dlpack
 
 from tkc.contracts import (
     CALL_OPERATOR,
+    CALL_TEXT,
     CONVOLVE,
     CONVOLVE_INTEGERS,
     MULTIPLY_BFLOAT16,
@@ -35,6 +36,7 @@ from tkc.contracts import (
     TOP,
 )
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
+from tkc.runtime import text_functions
 from tkc.runtime.bfloat16_products import multiply_bfloat16
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
@@ -99,6 +101,7 @@ def register() -> None:
 
     tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
     tvm_ffi.register_global_func(_EARLIER_CHECK, _noting(_checked))
+    tvm_ffi.register_global_func(CALL_TEXT, _noting(_call_text))
     tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
@@ -123,6 +126,10 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call(description: str, *operands: Any) -> Any:
     return _prepared(str(description))(operands)
+
+
+def _call_text(description: str, *operands: Any) -> Any:
+    return text_functions.called(str(description), operands)
 
 
 def _convolve(description: str, image: Any, weight: Any) -> torch.Tensor:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from tkc.errors import UsageError
 from tkc.runtime.signature import Signature, SizeRange, TensorSpec
 from tkc.runtime.sizes import Formula
 
+_WORDS = ("one", "some text", "Another TEXT, of words")
+_MOST_WORDS = 64
 
-def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
+
+def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> list[Any]:
     """Tensors that fit ``signature``: normal floats, integers 0 or 1 (valid as indices and as masks), in ``sizes``.
+
+    Strings are arrays of those that the model holds, and of others.
 
     A size not given is the smallest its range allows, but at least 2 where it may be. Raises :class:`UsageError` for a
     given one that the model does not have, and outside of its range.
@@ -32,8 +39,12 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
             )
     chosen = {name: sizes.get(name, _small(bounds)) for name, bounds in signature.sizes.items()}
 
-    def draw(spec: TensorSpec) -> torch.Tensor:
+    words = np.array([*(signature.strings or ())[:_MOST_WORDS], *_WORDS], object)
+
+    def draw(spec: TensorSpec) -> torch.Tensor | np.ndarray:
         shape = [dim if isinstance(dim, int) else Formula(dim)(chosen) for dim in spec.shape]
+        if spec.is_text:
+            return np.asarray(words[torch.randint(len(words), shape, generator=generator).numpy()], object)
         dtype = getattr(torch, spec.held)
         if dtype.is_complex:
             return torch.randn(shape, generator=generator, dtype=dtype)

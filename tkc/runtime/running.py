@@ -25,6 +25,7 @@ from tkc.runtime.profiling.ranges import NamingMachine, Ranges, is_recording, na
 from tkc.runtime.refusing import NO_CUDA, OTHER_THREAD, check_can_run, refusing
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.tensors import to_torch
+from tkc.runtime.text_values import TextValues
 from tkc.runtime.weights import EntryWeights
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Running(SurvivesFork):
         # Not the contents: once weights are exchanged, nothing here may hold the old ones.
         self._code, self._libraries = contents.code, contents.libraries
         self._calls = contents.report.calls
-        self._calls_operators = bool(contents.requires.operators)
+        self._calls_operators = bool(contents.requires.operators) or contents.signature.strings is not None
         self._shares_weights, self._model_weights = contents.shares_weights, contents.weights
         self._signature = signature
         self._memory = memory
@@ -81,6 +82,8 @@ class Running(SurvivesFork):
             if signature.index_flags
             else None
         )
+        self.text = None if signature.strings is None else TextValues(signature.strings, signature)
+        """What turns strings into codes and back, if the model computes with strings."""
         inputs = [spec.name for spec in signature.inputs]
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._complex = [i for i, spec in enumerate(signature.outputs) if getattr(torch, spec.held).is_complex]
@@ -100,12 +103,18 @@ class Running(SurvivesFork):
         self._order: StreamOrder | None = None
         super().__init__()
 
-    def __call__(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[Any]:
         """:meth:`tkc.Executable.run_flat`."""
+        if self.text is None:
+            return self._run_in_turn(inputs, bound)
+        with self.text.coded(inputs) as (codes, table):
+            return self.text.returned(self._run_in_turn(codes, bound), table)
+
+    def _run_in_turn(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         if self._on_gpu and self._is_elsewhere():
             # PyTorch's streams, allocations and recordings are the current device's.
             with torch.cuda.device(self.device):
-                return self(inputs, bound)
+                return self._run_in_turn(inputs, bound)
         in_turn = self._memory.in_turn
         if in_turn is None:
             results = self._run(inputs, bound)

@@ -8,12 +8,19 @@ from typing import Literal
 
 from tkc.runtime.tensors import HELD
 
+STRING = "string"
+"""The :attr:`TensorSpec.dtype` of tensors of strings."""
+
+CODES = "int64"
+"""The dtype of the codes that stand for strings."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One flattened input or output. A ``str`` dimension is symbolic: a name, whose bounds stand in
     :attr:`Signature.sizes`, or a formula over names. Complex tensors, of ``shape``, are in generated code pairs of real
-    numbers along one more axis of two. Those of a ``dtype`` that is narrower than a byte are tensors of :attr:`held`.
+    numbers along one more axis of two. Those of a ``dtype`` that is narrower than a byte are tensors of :attr:`held`,
+    those of :data:`STRING` tensors of codes (``tkc/runtime/text_table.py``).
     """
 
     name: str
@@ -23,7 +30,17 @@ class TensorSpec:
     @property
     def held(self) -> str:
         """The dtype that the elements have in memory, of which PyTorch has one by this name."""
-        return HELD.get(self.dtype, self.dtype)
+        return CODES if self.is_text else HELD.get(self.dtype, self.dtype)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the elements are numbers narrower than a byte."""
+        return self.dtype in HELD
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the elements are strings."""
+        return self.dtype == STRING
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,9 @@ class Signature:
     indices and integer divisors that the compiled function checks itself: behind the outputs that it computes, it
     returns how many of each were out of range or zero, ``int32 [len(index_flags)]``; with ``checked_at_once`` a call
     waits for it.
+
+    ``strings`` are those that the model holds, by their codes, the empty one first; ``None`` for a model that computes
+    nothing with strings.
     Raises :class:`ValueError` where there is no such input or position.
     """
 
@@ -110,8 +130,13 @@ class Signature:
     index_bounds: tuple[IndexBound, ...] = ()
     index_flags: tuple[Flag, ...] = ()
     checked_at_once: bool = False
+    strings: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.strings is None and any(spec.is_text for spec in (*self.inputs, *self.outputs)):
+            raise ValueError("there are inputs or outputs of strings, and no strings of the model's")
+        if self.strings is not None and (self.strings[:1] != ("",) or len(set(self.strings)) != len(self.strings)):
+            raise ValueError("the strings of the model do not begin with the empty one, or are not all different")
         if unknown := sorted(set(self.updated_inputs) - {spec.name for spec in self.inputs}):
             raise ValueError(f"a call updates {', '.join(unknown)}, which is no input")
         updated = len(self.updated_inputs) + len(self.state)

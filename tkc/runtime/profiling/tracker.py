@@ -14,6 +14,7 @@ from tkc.contracts import (
     ALLOC_TENSOR,
     AWAIT,
     CALL_OPERATOR,
+    CALL_TEXT,
     CONTROL_FLOW,
     LIBRARY_CALLS,
     MAIN,
@@ -128,6 +129,8 @@ class CallTracker:
     def _unplaced(self, symbol: str, arguments: Sequence[Any]) -> str:
         if symbol == CALL_OPERATOR:
             return str(json.loads(str(arguments[0]))["operator"])
+        if symbol == CALL_TEXT:
+            return str(json.loads(str(arguments[0]))["function"])
         if symbol in LIBRARY_CALLS:
             return LIBRARY_CALLS[symbol]
         if symbol == PRODUCT:
