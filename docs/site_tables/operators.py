@@ -47,19 +47,23 @@ def onnx_operators() -> str:
     from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
     from tkc.frontend.onnx.expansion import CONTROL_FLOW, expandable_operators
     from tkc.frontend.onnx.sequences import OPERATORS as SEQUENCES
+    from tkc.frontend.onnx.text.labels import MAPS
+    from tkc.frontend.onnx.text.operators import FUNCTIONS
 
     parts = [
         "# ONNX operators\n",
         "Generated from the importer's tables. *tkc* has a converter of its own; *TVM* is Apache TVM's converter; "
         "*function* is expanded into the operators of its definition in the standard. "
         "[A run of ONNX's backend tests](../conformance/onnx.md) says which of their cases are right. An operator "
-        "that is not listed is refused by name.\n",
+        "that is not listed is refused by name. [Strings](../how-to/call-an-executable.md#strings) are for some of "
+        "them.\n",
     ]
     functions = expandable_operators()
     for domain, title in (("", "ai.onnx"), (ML_DOMAIN, ML_DOMAIN), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
         own = {name for other, name in CONVERTERS if other == domain}
         if domain == "":
             own |= CONTROL_FLOW | SEQUENCES
+        own |= {name for other, name in (*FUNCTIONS, *MAPS) if other == domain}
         expanded = {name for other, name in functions if other == domain}
         known = own | expanded | set(stock_converters(domain))
         rows = [

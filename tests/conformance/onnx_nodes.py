@@ -86,7 +86,11 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
                 outputs: list[Any] = [returned] if one else list(returned)
             else:
                 outputs = [
-                    narrowed(to_array(output), spec.dtype) if spec.held != spec.dtype else to_array(output)
+                    output
+                    if spec.is_text
+                    else narrowed(to_array(output), spec.dtype)
+                    if spec.is_narrow
+                    else to_array(output)
                     for output, spec in zip(executable.run_flat(inputs), executable.signature.outputs, strict=True)
                 ]
             if (difference := disagreement(outputs, expected, case)) is not None:

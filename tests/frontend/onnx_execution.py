@@ -37,7 +37,7 @@ def compiled(model: Model, constants: Mapping[str, Any] | None = None) -> Callab
     def call(*inputs: np.ndarray) -> list[np.ndarray]:
         found = zip(executable.run_flat(inputs), executable.signature.outputs, strict=True)
         return [
-            narrowed(to_array(output), spec.dtype) if spec.held != spec.dtype else to_array(output)
+            output if spec.is_text else narrowed(to_array(output), spec.dtype) if spec.is_narrow else to_array(output)
             for output, spec in found
         ]
 

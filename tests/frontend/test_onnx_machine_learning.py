@@ -228,11 +228,14 @@ def test_broken_trees_are_refused(changes: dict[str, Any], told: str) -> None:
         compiled(tree_ensemble(**changes))
 
 
-def test_labels_that_are_text_are_refused() -> None:
-    """With what to do."""
-    options = {"classlabels_strings": ["a", "b"], "coefficients": [1.0, 2.0], "intercepts": [0.0]}
+@pytest.mark.parametrize(
+    ("labels", "told"), [({"classlabels_strings": ["a", "b"]}, "computed as strings"), ({}, "has no labels of classes")]
+)
+def test_labels_that_are_not_there_are_refused(labels: dict[str, Any], told: str) -> None:
+    """Or are strings, which are declared as numbers."""
+    options = {"coefficients": [1.0, 2.0], "intercepts": [0.0], **labels}
     outputs = {"label": "int64", "scores": "float32"}
-    with pytest.raises(UnsupportedModelError, match="fit it to integers"):
+    with pytest.raises(UnsupportedModelError, match=told):
         compiled(model("LinearClassifier", {"x": ("float32", ["n", 2])}, outputs, **options))
 
 

@@ -12,6 +12,8 @@ from tkc.frontend.onnx.untrusted import short
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT_DOMAIN = "com.microsoft"
 ML_DOMAIN = "ai.onnx.ml"
+TEXT_DOMAIN = "tkc.text"
+"""That of functions of strings, once strings are codes (``tkc/frontend/onnx/text.py``)."""
 
 # Names in Apache TVM's converter table, which knows no domains, that are ONNX Runtime's operators.
 _MICROSOFT_CONVERTERS = frozenset(
@@ -43,6 +45,7 @@ def plain_domain(domain: str) -> str:
 
 def describe(node: onnx.NodeProto) -> str:
     """A node's operator, domain and name, as errors give them."""
-    operator = f"{node.domain}.{node.op_type}" if node.domain not in STANDARD_DOMAINS else node.op_type
+    is_plain = node.domain in STANDARD_DOMAINS or node.domain == TEXT_DOMAIN
+    operator = node.op_type if is_plain else f"{node.domain}.{node.op_type}"
     name = node.name or next(filter(None, node.output), "")
     return f"ONNX node {short(name)} ({short(operator)[1:-1]})"

@@ -30,6 +30,7 @@ from tkc.frontend.onnx.signature import input_types, signature_of
 from tkc.frontend.onnx.sizes import SizeAlgebra
 from tkc.frontend.onnx.standard_forms import with_own_domains, without_maps
 from tkc.frontend.onnx.structured_inputs import StructuredInputs, result_structure, with_tensors_as_inputs
+from tkc.frontend.onnx.text.coding import Text, with_codes
 from tkc.frontend.onnx.untrusted import check_structure
 from tkc.frontend.onnx.value_types import with_outputs, without_untyped_outputs
 from tkc.frontend.onnx.weights import CONSTANT_BYTES, held_weights, separate_weights
@@ -77,14 +78,15 @@ def import_onnx(
     check_structure(proto)
     proto = with_own_domains(without_maps(proto))
     proto, structure = with_tensors_as_inputs(proto, examples, named_examples or {})
+    proto, bound, text = with_codes(proto, constants or {})
     if exchangeable:
         try:
             return _imported(
-                proto, path, checked_in_graph, constants or {}, structure, exchangeable=True, fallback=fallback
+                proto, path, checked_in_graph, bound, structure, text, exchangeable=True, fallback=fallback
             )
         except UnsupportedModelError as error:
             _LOG.info("small weights are constants of the code: as parameters they are refused (%s)", error)
-    return _imported(proto, path, checked_in_graph, constants or {}, structure, exchangeable=False, fallback=fallback)
+    return _imported(proto, path, checked_in_graph, bound, structure, text, exchangeable=False, fallback=fallback)
 
 
 def _imported(
@@ -93,6 +95,7 @@ def _imported(
     checked_in_graph: CheckedInGraph,
     constants: Mapping[str, Any],
     structure: StructuredInputs,
+    text: Text | None,
     *,
     exchangeable: bool,
     fallback: bool,
@@ -108,6 +111,8 @@ def _imported(
         proto, computed = _computed_ahead(proto, weights)
     built, algebra = _built(proto, inputs, weights, checked_in_graph, exchangeable=exchangeable, fallback=fallback)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, built.outputs, algebra)
+    if text is not None:
+        signature = text.signature(signature, built.structures)
     given, (out_spec, absent) = structure.signature(signature), result_structure(built.structures)
     constants_out = tuple((position, Constant(name, None)) for position, name in absent)
     signature = dataclasses.replace(signature, **given, out_spec=out_spec, constant_outputs=constants_out)

@@ -143,9 +143,7 @@ def element_type(name: str, data_type: int) -> str:
     except KeyError:
         dtype = f"number {data_type}"
     if dtype == "object":
-        raise UnsupportedModelError(
-            f"Tensor {name!r} holds text, which compiled models cannot; give it the numbers of tokens."
-        )
+        raise UnsupportedModelError(f"Tensor {name!r} holds strings, where numbers are expected; correct the model.")
     if dtype not in DTYPES and dtype not in WIDENED:
         known = ", ".join((*DTYPES, *WIDENED))
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")

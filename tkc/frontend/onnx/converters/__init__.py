@@ -34,12 +34,13 @@ from tkc.frontend.onnx.converters import (
     resize,
     shapes,
     signal,
+    text,
     trees,
     unique,
     windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
-from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN
+from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN, TEXT_DOMAIN
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", name): converter
@@ -85,6 +86,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         (ML_DOMAIN, features.ML_CONVERTERS),
         (ML_DOMAIN, linear_models.ML_CONVERTERS),
         (ML_DOMAIN, trees.ML_CONVERTERS),
+        (TEXT_DOMAIN, text.TEXT_CONVERTERS),
     )
     for name, converter in table.items()
 }

@@ -13,18 +13,18 @@ from tkc.frontend.onnx.values import ConversionError
 
 
 def _cast(node: Node) -> Converted:
-    return _cast_to(node, str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to"))))
+    return cast_to(node, node.tensor(0), str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to"))))
 
 
-def _cast_to(node: Node, target: str) -> relax.Expr:
+def cast_to(node: Node, data: relax.Expr, target: str) -> relax.Expr:
+    """Numbers as those of another type, by the attributes of a Cast."""
     if target in WIDENED:
-        return narrowed(node, node.tensor(0), target)
+        return narrowed(node, data, target)
     if target not in DTYPES:
         raise ConversionError(f"casts to {target}, which compiled models cannot hold; cast to a wider type")
-    data = node.tensor(0)
     if target == "bool":
         return _truth(node, data)
-    if target == "float8_e8m0fnu" and node.dtype(0) != target:
+    if target == "float8_e8m0fnu" and data.struct_info.dtype != target:
         return _power_of_two(node, data)
     if target.startswith("float8") and node.attribute("saturate", 1):
         data = saturated(node, data, target)
@@ -46,7 +46,7 @@ def _cast_like(node: Node) -> Converted:
     known = None if value is None else value.known
     if known is not None and not known.symbolic and not target.startswith("float8"):
         return Known.constant(known.values.astype(target))
-    return _cast_to(node, target)
+    return cast_to(node, node.tensor(0), target)
 
 
 _ROUNDS = ("up", "down", "nearest")

@@ -57,7 +57,7 @@ def _one_hot_encoder(node: Node) -> Converted:
     """1 where a category is that of the position; of one that is unknown zeros, or, without ``zeros``, an error."""
     categories = node.attribute("cats_int64s")
     if not categories:
-        raise ConversionError("encodes text, which no tensor of a compiled model is; encode numbers instead")
+        raise ConversionError("has no categories; correct the model")
     known = relax.const(np.array(categories, "int64"), "int64")
     x = node.tensor(0)
     if node.dtype(0) != "int64":
@@ -74,16 +74,13 @@ def _one_hot_encoder(node: Node) -> Converted:
 def _encoding(node: Node, part: str, dtypes: dict[str, str]) -> np.ndarray:
     """The keys or values of a LabelEncoder."""
     tensor = node.attribute(f"{part}_tensor")
-    if tensor is not None and tensor.data_type != onnx.TensorProto.STRING:
+    if tensor is not None:
         return np.asarray(onnx.numpy_helper.to_array(tensor)).ravel()
     for name, dtype in dtypes.items():
         given = node.attribute(f"{part}_{name}")
         if given:
             return np.array(given, dtype)
-    raise ConversionError(
-        f"has {part} that are text, which no tensor of a compiled model is; map numbers to numbers, and look the text "
-        "up by them outside the model"
-    )
+    raise ConversionError(f"has no {part}; correct the model")
 
 
 def _label_encoder(node: Node) -> Converted:

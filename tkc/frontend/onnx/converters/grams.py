@@ -12,21 +12,16 @@ from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError
 
 
-def _tf_idf(node: Node) -> Converted:
+def tf_idf(node: Node) -> Converted:
     """How often the input's rows have each n-gram of the pool, or its weight, or both."""
     if "pool_int64s" not in node.attributes:
-        raise ConversionError("looks for n-grams of text, which compiled models cannot hold; give it numbers of tokens")
-    counts = np.array(node.attribute("ngram_counts"), "int64")
-    places = np.array(node.attribute("ngram_indexes"), "int64")
-    pool = np.array(node.attribute("pool_int64s"), "int64")
+        raise ConversionError("has no pool of n-grams; correct the model")
     shape, rank = node.shape(0), node.rank(0)
     rows = node.tensor(0) if rank == 2 else node.emit(relax.op.expand_dims(node.tensor(0), [0]))
     rows = node.emit(relax.op.astype(rows, "int64"))
-    width = int(places.max()) + 1
+    width = max(node.attribute("ngram_indexes")) + 1
     total = None
-    for length, grams, where in _grams(counts, pool, places):
-        if not node.attribute("min_gram_length") <= length <= node.attribute("max_gram_length") or not len(grams):
-            continue
+    for length, grams, where in grams_of(node):
         # Of single tokens, skipping leaves nothing else.
         for skip in range(node.attribute("max_skip_count") + 1 if length > 1 else 1):
             found = _counted(node, rows, shape[-1], grams, skip + 1)
@@ -36,16 +31,20 @@ def _tf_idf(node: Node) -> Converted:
             total = part if total is None else node.emit(relax.op.add(total, part))
     if total is None:
         raise ConversionError("has no n-grams of the lengths that it looks for; correct the model")
-    result = _weighted(node, total, width)
+    result = weighted(node, total)
     return result if rank == 2 else relax.op.squeeze(node.emit(result), [0])
 
 
-def _grams(counts: np.ndarray, pool: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The n-grams of each length, ``[number, length]``, and the places of their counts in the result."""
+def grams_of(node: Node) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The n-grams of each length that counts, ``[number, length]``, and the places of their counts in the result."""
+    counts, pool, places = (
+        np.array(node.attribute(name), "int64") for name in ("ngram_counts", "pool_int64s", "ngram_indexes")
+    )
     ends, before = [*counts[1:].tolist(), len(pool)], 0
     for length, (start, end) in enumerate(zip(counts.tolist(), ends, strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
-        yield length, grams, places[before : before + len(grams)]
+        if node.attribute("min_gram_length") <= length <= node.attribute("max_gram_length") and len(grams):
+            yield length, grams, places[before : before + len(grams)]
         before += len(grams)
 
 
@@ -66,8 +65,9 @@ def _counted(node: Node, rows: relax.Expr, size: object, grams: np.ndarray, step
     return emit(op.sum(emit(op.astype(same, "float32")), [1]))
 
 
-def _weighted(node: Node, counts: relax.Expr, width: int) -> relax.Expr:
-    mode = node.attribute("mode")
+def weighted(node: Node, counts: relax.Expr) -> relax.Expr:
+    """Counts, or their n-grams' weights, or both, as the node's ``mode`` says."""
+    mode, width = node.attribute("mode"), max(node.attribute("ngram_indexes")) + 1
     # Of the result's places, as ONNX's reference and ONNX Runtime have it, and not of the pool's n-grams.
     weights = np.ones(width, "float32")
     given = np.array(node.attribute("weights", [1.0] * width), "float32")[:width]
@@ -78,4 +78,4 @@ def _weighted(node: Node, counts: relax.Expr, width: int) -> relax.Expr:
     return relax.op.multiply(there if mode == "IDF" else counts, relax.const(weights, "float32"))
 
 
-CONVERTERS: dict[str, Converter] = {"TfIdfVectorizer": _tf_idf}
+CONVERTERS: dict[str, Converter] = {"TfIdfVectorizer": tf_idf}

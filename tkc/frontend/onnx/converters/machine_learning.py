@@ -64,15 +64,12 @@ def _probit(node: Node, scores: relax.Expr) -> relax.Expr:
 
 
 def class_labels(node: Node, *names: str) -> np.ndarray:
-    """The labels of classes, int64; strings are refused."""
+    """The labels of classes, int64, also those that were strings (``tkc/frontend/onnx/text/``)."""
     for name in names:
         labels = node.attribute(name)
         if labels:
             return np.array(labels, "int64")
-    raise ConversionError(
-        "has labels that are text, which no tensor of a compiled model is; export the model with numbers as labels "
-        "(skl2onnx: fit it to integers), and look the text up by them"
-    )
+    raise ConversionError("has no labels of classes; correct the model")
 
 
 def labels_at(node: Node, positions: relax.Expr, labels: np.ndarray) -> relax.Expr:
