@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.lowering import failure_search
 from tkc.compiler.options import CompileOptions, Observer, calls_libraries, checked_in_graph
+from tkc.compiler.source import check_strings
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, imported_entries
@@ -53,7 +54,7 @@ def imported_by_name(
     def run(name: str, model: Any, entry: Entry, read_state: frozenset[str]) -> ImportedModel:
         def imported() -> ImportedModel:
             try:
-                return import_model(
+                found = import_model(
                     model,
                     entry.example_args,
                     entry.example_kwargs,
@@ -66,6 +67,7 @@ def imported_by_name(
                     read_state=read_state,
                     exchangeable=settings.exchangeable_weights,
                 )
+                return check_strings(found, target)
             except (UsageError, UnsupportedModelError) as error:
                 raise type(error)(f"entry {name!r}: {error}") from error
 
