@@ -12,11 +12,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 import torch
 
 from tests.command_line import COMMAND, tkc, tkc_process
+from tests.frontend.onnx_execution import parsed
 from tkc.runtime.artifact.manifest import FORMAT
 
 
@@ -144,6 +146,23 @@ def test_run_reads_and_writes_files(artifact: Path, tmp_path: Path) -> None:
         outputs.append(value)
     np.testing.assert_allclose(outputs[0].sum(-1), 1, rtol=1e-5)
     np.testing.assert_array_equal(*outputs)
+
+
+def test_run_takes_and_gives_strings(tmp_path: Path) -> None:
+    """From .npy and .npz, which need no pickle, to .npz; they agree with the model's or do not."""
+    model, artifact = tmp_path / "words.onnx", tmp_path / "words.tkc"
+    graph = 'g (string[n] x) => (string[n] y, int64[1] s) {{ k = Constant<value_string="{}">() {} }}'
+    for end in ("!", "?"):
+        onnx.save(parsed(graph.format(end, "y = StringConcat(x, k) s = Shape(x)")), model)
+        if end == "!":
+            tkc("compile", model, "-o", artifact, "--kernels", "none")
+            assert "string" in tkc("run", artifact, "--size", "n=3", "--compare", model).stdout
+    tkc("run", artifact, "--compare", model, code=1)
+    np.save(tmp_path / "x.npy", np.array(["a b", "é"]))
+    tkc("run", artifact, "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "out.npz")
+    assert np.load(tmp_path / "out.npz")["y"].tolist() == ["a b!", "é!"]
+    refused = tkc("run", artifact, "-o", tmp_path / "out.safetensors", code=2).stderr.replace("\n", " ")
+    assert "y are strings; write them as .npz" in refused
 
 
 def test_profile_shows_the_time_by_the_models_nodes(artifact: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tkc.cli.run import chosen_entry, chosen_inputs
+from tkc.cli.run import chosen_entry, chosen_inputs, copied_to
 from tkc.runtime.loading import load
 from tkc.runtime.profiling.profile import Profile, check_profile_path
 
@@ -23,8 +23,8 @@ def profile_artifact(
     if output is not None:
         check_profile_path(output)
     executable = chosen_entry(load(artifact), entry)
-    tensors = chosen_inputs(inputs, sizes, seed, executable.signature)
-    profile = executable.profile_flat([tensor.to(executable.device) for tensor in tensors], repeat)
+    values = chosen_inputs(inputs, sizes, seed, executable.signature)
+    profile = executable.profile_flat([copied_to(executable.device, value) for value in values], repeat)
     if output is not None:
         profile.save(output)
     return profile

@@ -81,20 +81,20 @@ def run_artifact(
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     executable = chosen_entry(load(artifact), entry)
     signature = executable.signature
-    tensors = chosen_inputs(inputs, sizes, seed, signature)
+    values = chosen_inputs(inputs, sizes, seed, signature)
     # The first call loads code and weights. What it updates, the second finds as it was.
-    executable.run_flat([tensor.to(executable.device, copy=True) for tensor in tensors])
+    executable.run_flat([copied_to(executable.device, value) for value in values])
     executable.reset()
-    on_device = [tensor.to(executable.device, copy=True) for tensor in tensors]
+    on_device = [copied_to(executable.device, value) for value in values]
     start = time.perf_counter()
     results = executable.run_flat(on_device)
     if executable.target.is_cuda:
         torch.cuda.synchronize()
     milliseconds = (time.perf_counter() - start) * 1e3
-    results = [result.cpu() for result in results]
+    results = [result.cpu() if isinstance(result, torch.Tensor) else result for result in results]
     errors: list[float | None] = [None] * len(results)
     if compare is not None:
-        expected = run_source(compare, tensors)
+        expected = run_source(compare, values)
         errors = [relative_error(result, reference) for result, reference in zip(results, expected, strict=True)]
     if output is not None:
         _write(output, {spec.name: result for spec, result in zip(signature.outputs, results, strict=True)})
@@ -119,17 +119,30 @@ def chosen_entry(executable: Executable, name: str | None) -> Executable:
     return executable.entries[name]
 
 
-def chosen_inputs(inputs: Sequence[str], sizes: Sequence[str], seed: int, signature: Signature) -> list[torch.Tensor]:
-    """What runs the model: the tensors of ``--input``, or random ones of the sizes of ``--size``, in its order."""
+def chosen_inputs(inputs: Sequence[str], sizes: Sequence[str], seed: int, signature: Signature) -> list[Any]:
+    """What runs the model, in its order: the tensors of ``--input``, or random ones of the sizes of ``--size``.
+
+    Strings are arrays.
+    """
     if inputs and sizes:
         raise UsageError("--size is for random inputs; those of --input have sizes of their own")
     return _read_inputs(inputs, signature) if inputs else random_inputs(signature, parse_sizes(sizes), seed)
 
 
-def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest absolute deviation over the reference's largest magnitude; infinite for a NaN or another shape."""
+def copied_to(device: torch.device, value: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
+    """A copy of a tensor on ``device``, or of an array of strings."""
+    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value.copy()
+
+
+def relative_error(result: torch.Tensor | np.ndarray, reference: torch.Tensor | np.ndarray) -> float:
+    """The largest absolute deviation over the reference's largest magnitude; infinite for a NaN or another shape.
+
+    Strings deviate by nothing, or infinitely.
+    """
     if result.shape != reference.shape:
         return float("inf")
+    if not isinstance(result, torch.Tensor) or not isinstance(reference, torch.Tensor):
+        return 0.0 if result.tolist() == reference.tolist() else float("inf")
     if result.numel() == 0:
         return 0.0
     if result.is_complex() and reference.is_complex():
@@ -140,9 +153,12 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float("inf") if error != error else error
 
 
-def read_named(files: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The tensors of all ``--input``, by name; :class:`UsageError` for a file that holds none, and a name twice."""
-    named: dict[str, torch.Tensor] = {}
+def read_named(files: Sequence[str]) -> dict[str, Any]:
+    """The tensors of all ``--input``, by name, strings as arrays.
+
+    Raises :class:`UsageError` for a file that holds none, and for a name twice.
+    """
+    named: dict[str, Any] = {}
     for text in files:
         read = _read(text)
         if twice := sorted(named.keys() & read.keys()):
@@ -151,7 +167,7 @@ def read_named(files: Sequence[str]) -> dict[str, torch.Tensor]:
     return named
 
 
-def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tensor]:
+def _read_inputs(files: Sequence[str], signature: Signature) -> list[Any]:
     named = read_named(files)
     names = [spec.name for spec in signature.inputs]
     if missing := [name for name in names if name not in named]:
@@ -161,20 +177,25 @@ def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tenso
     return [named[name] for name in names]
 
 
-def _read(text: str) -> dict[str, torch.Tensor]:
+def _read(text: str) -> dict[str, Any]:
     """The tensors of one ``--input``; :class:`UsageError` for a file that holds none."""
     name, equals, path = text.partition("=")
     try:
         if equals:
-            return {name: torch.from_numpy(np.load(_existing(path), allow_pickle=False))}
+            return {name: _value(np.load(_existing(path), allow_pickle=False))}
         if text.endswith(".npz"):
             with np.load(_existing(text), allow_pickle=False) as arrays:
-                return {key: torch.from_numpy(value) for key, value in arrays.items()}
+                return {key: _value(value) for key, value in arrays.items()}
         if text.endswith(".safetensors"):
-            return safetensors.torch.load_file(_existing(text))
+            return dict(safetensors.torch.load_file(_existing(text)))
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
         raise UsageError(f"--input {text}: no tensors can be read from it: {error}") from None
     raise UsageError(f"--input {text}: give FILE.npz, FILE.safetensors or NAME=FILE.npy")
+
+
+def _value(array: np.ndarray) -> torch.Tensor | np.ndarray:
+    """What a file holds: numbers as a tensor, strings as they are."""
+    return array if array.dtype.kind in "US" else torch.from_numpy(array)
 
 
 def _existing(path: str) -> Path:
@@ -183,9 +204,13 @@ def _existing(path: str) -> Path:
     return Path(path)
 
 
-def _write(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
-    contiguous = {name: tensor.contiguous() for name, tensor in outputs.items()}
+def _write(path: Path, outputs: Mapping[str, torch.Tensor | np.ndarray]) -> None:
+    tensors = {name: value.contiguous() for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+    strings = {name: value for name, value in outputs.items() if not isinstance(value, torch.Tensor)}
     if path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in contiguous.items()})  # type: ignore[arg-type]  # not a flag
+        arrays = {name: value.astype(np.str_) for name, value in strings.items()}  # which need no pickle
+        np.savez(path, **arrays, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]  # no flags
+    elif strings:
+        raise UsageError(f"--output {path}: outputs {', '.join(strings)} are strings; write them as .npz")
     else:
-        safetensors.torch.save_file(contiguous, path)
+        safetensors.torch.save_file(tensors, path)

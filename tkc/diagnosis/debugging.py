@@ -195,6 +195,11 @@ def _run_onnx(
     from tkc.runtime.random_inputs import random_inputs
 
     signature = import_model(model).signature
+    if signature.strings is not None:
+        raise UsageError(
+            "the model computes with strings, whose codes cannot be compared node by node; compare its outputs, as tkc "
+            "run --compare does"
+        )
     given = _given_inputs(signature, args, kwargs)
     if given and sizes:
         raise UsageError("sizes are for random inputs; those that are given have sizes of their own")

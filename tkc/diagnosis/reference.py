@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UsageError
 
 
-def run_source(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_source(model: Path, inputs: Sequence[Any]) -> list[Any]:
     """The flattened outputs of a ``.pt2`` (by PyTorch) or ``.onnx`` model (by ONNX's reference evaluator) on the CPU.
 
-    ``inputs`` are the flattened tensor inputs in the signature's order.
+    ``inputs`` are the flattened tensor inputs in the signature's order. Strings are arrays.
     """
     if not model.is_file():
         raise UsageError(f"there is no model file {model}")
@@ -43,9 +45,13 @@ def _run_exported(program: torch.export.ExportedProgram, inputs: Sequence[torch.
     ]
 
 
-def _run_onnx(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _run_onnx(model: Path, inputs: Sequence[Any]) -> list[Any]:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(str(model))
-    feeds = {name: tensor.numpy() for name, tensor in zip(evaluator.input_names, inputs, strict=True)}
-    return [torch.from_numpy(output) for output in evaluator.run(None, feeds)]
+    feeds = {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value.astype(object)
+        for name, value in zip(evaluator.input_names, inputs, strict=True)
+    }
+    outputs = map(np.asarray, evaluator.run(None, feeds))
+    return [output if output.dtype.kind in "OUS" else torch.from_numpy(output) for output in outputs]
