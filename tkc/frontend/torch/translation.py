@@ -20,6 +20,7 @@ from tkc.frontend.torch.converters import CHECKS, DEFINE_SIZES
 from tkc.frontend.torch.converters.emitter import Converter, Emitter, FaultyModelError, source_of
 from tkc.frontend.torch.faster_operators import why_faster
 from tkc.frontend.torch.fitting_sizes import fitting_operands
+from tkc.frontend.torch.known_values import known_values
 from tkc.frontend.torch.mutation import functional_name, is_in_place
 from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.refusals import Refusals
@@ -55,11 +56,13 @@ def translated(
 
 def _translate_graph(emitter: Emitter, calls: OperatorCalls, graph: fx.Graph) -> None:
     """Emit every node of a graph whose placeholders are bound; one error names all nodes that are refused."""
-    refusals = Refusals()
+    refusals, known = Refusals(), known_values(graph)
     with refusals.collected():
         for node in graph.nodes:
             if has_no_converter(node, fallback=calls.fallback):
                 emitter.stand_in(node)  # check_operators has refused it
+            elif node in known:
+                emitter.env[node] = relax.Constant(from_dlpack(known[node].contiguous()))
             elif node.op == "call_function" and str(node.target) not in CHECKS:
                 with refusals.kept():
                     _emit(emitter, calls, node)
