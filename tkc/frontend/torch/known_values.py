@@ -30,38 +30,42 @@ _WIDE = (torch.float32, torch.float64)
 
 
 def known_values(graph: fx.Graph) -> Mapping[fx.Node, torch.Tensor]:
-    """The results of :data:`_ROUNDED` operators in ``graph`` that depend on no input, weight or random number."""
-    values: dict[fx.Node, torch.Tensor | None] = {}
-    found = {}
+    """The results of :data:`_ROUNDED` operators in ``graph`` that depend on no input, weight or random number.
+
+    They are computed on the model's device, if it is here.
+    """
+    values: dict[fx.Node, torch.Tensor] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        name, _, _ = str(node.target).rpartition(".")
-        if name in _ROUNDED and (value := _value(node, values)) is not None and value.dtype in _WIDE:
-            found[node] = value
-    return found
+        if _is_known(node, values):
+            values[node] = _computed(node, values)
+    return {node: value for node, value in values.items() if _is_rounded(node) and value.dtype in _WIDE}
 
 
-def _value(node: fx.Node, values: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
-    """What ``node`` is in every call; ``None`` where that is not known. ``values`` are those of nodes before."""
-    if node not in values:
-        values[node] = _computed(node, values)
-    return values[node]
+def _is_rounded(node: fx.Node) -> bool:
+    name, _, _ = str(node.target).rpartition(".")
+    return name in _ROUNDED
 
 
-def _computed(node: fx.Node, values: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+def _is_known(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> bool:
+    """Whether ``node`` is a tensor that is the same in every call, and small. ``values`` are those of nodes before."""
     made = node.meta.get("val")
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or not isinstance(made, torch.Tensor):
-        return None
+        return False
     if not all(isinstance(size, int) for size in made.shape) or prod(made.shape) > _MOST_ELEMENTS:
-        return None
+        return False
+    if node.target.namespace not in ("aten", "prims") or "empty" in str(node.target):
+        return False
     if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
-        return None
-    if any(_value(source, values) is None for source in node.all_input_nodes):
-        return None
-    # The model may be for a device that is not here, and numbers on it are what is computed of them anywhere.
-    kwargs: dict[str, Any] = {name: value for name, value in node.kwargs.items() if name != "device"}
+        return False
+    return all(source in values for source in node.all_input_nodes)
+
+
+def _computed(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor:
+    kwargs: dict[str, Any] = dict(node.kwargs)
+    if "device" in kwargs and not torch.cuda.is_available():
+        kwargs["device"] = torch.device("cpu")  # the model's may not be here
     args, kwargs = fx.node.map_arg((node.args, kwargs), lambda source: values[source])
+    assert isinstance(node.target, OpOverload)
     with torch.no_grad():
         found: torch.Tensor = node.target(*args, **kwargs)
     return found

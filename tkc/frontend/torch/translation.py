@@ -62,7 +62,7 @@ def _translate_graph(emitter: Emitter, calls: OperatorCalls, graph: fx.Graph) ->
             if has_no_converter(node, fallback=calls.fallback):
                 emitter.stand_in(node)  # check_operators has refused it
             elif node in known:
-                emitter.env[node] = relax.Constant(from_dlpack(known[node].contiguous()))
+                emitter.env[node] = relax.Constant(from_dlpack(known[node].contiguous().cpu()))
             elif node.op == "call_function" and str(node.target) not in CHECKS:
                 with refusals.kept():
                     _emit(emitter, calls, node)
