@@ -16,8 +16,8 @@ SYNCHRONIZATION = (
     _order(
         "persistent matmul: slices are loaded where others are read",
         "kernels/matmul/persistent.py",
-        "            k.ring.wait_empty(at, parity)\n            T.tma_copy(\n                s.region(tensors.a,",
-        "            T.tma_copy(\n                s.region(tensors.a,",
+        "            k.ring.wait_empty(at, parity)\n            if s.windows is None:",
+        "            if s.windows is None:",
         "matmul, persistent",
     ),
     _order(

@@ -99,10 +99,12 @@ def test_others_are_products_of_gathered_windows(form: str) -> None:
     assert reason in report.refusals[0].reason
 
 
-def test_other_gpus_gather_windows() -> None:
-    """Which have no loads of windows."""
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_120"])
+def test_other_gpus_gather_windows(architecture: str) -> None:
+    """Which do not load windows, or do not multiply them as they lie."""
     function, *shapes = FORMS["image"]
-    _, report = substituted(_products(function, *_tensors(*shapes)), (CONVOLUTION, MATMUL), Target.parse("cuda:sm_80"))
+    target = Target.parse(f"cuda:{architecture}")
+    _, report = substituted(_products(function, *_tensors(*shapes)), (CONVOLUTION, MATMUL), target)
     assert [found.rule for found in report.substitutions] == ["matmul"]
 
 
