@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from tkc.kernels.matmul.reference import ACTIVATIONS
+from tkc.kernels.matmul.reference import with_epilogue
 
 if TYPE_CHECKING:
     from tkc.kernels.convolution.parameters import ConvolutionParameters
@@ -20,15 +20,8 @@ def convolution(
 
     ``epilogue`` holds the bias and the residual, each where the parameters have one.
     """
-    operands = iter(epilogue)
-    out = convolved(parameters, image.float(), weight.float()).flatten(0, 2)
-    if parameters.bias:
-        out = out + next(operands).float()
-    if parameters.activation is not None:
-        out = ACTIVATIONS[parameters.activation](out)
-    if parameters.residual:
-        out = out + next(operands).float()
-    return out.to(getattr(torch, parameters.stored_dtype)).contiguous()
+    windows = convolved(parameters, image.float(), weight.float()).flatten(0, 2)
+    return with_epilogue(parameters.product, windows, epilogue).contiguous()
 
 
 def convolved(parameters: ConvolutionParameters, image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

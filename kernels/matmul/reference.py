@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,14 +27,20 @@ def matmul(
 
     ``epilogue`` holds the bias and the residual, each where the parameters have one.
     """
-    operands = iter(epilogue)
     weight = b.float().T if parameters.weight_layout == "nk" else b.float()
-    out = a.float() @ weight
-    if parameters.bias:
-        out = out + next(operands).float()
-    if parameters.activation is not None:
-        out = ACTIVATIONS[parameters.activation](out)
-    if parameters.residual:
-        out = out + next(operands).float()
-    out = out.to(getattr(torch, parameters.stored_dtype))
+    out = with_epilogue(parameters, a.float() @ weight, epilogue)
     return tuple(out[:, begin:end].contiguous() for begin, end in parameters.ranges)
+
+
+def with_epilogue(
+    parameters: MatmulParameters, product: torch.Tensor, epilogue: Iterable[torch.Tensor]
+) -> torch.Tensor:
+    """``activation(product + bias) + residual`` of a product ``[m, n]`` in float32, cast to the outputs' dtype."""
+    operands = iter(epilogue)
+    if parameters.bias:
+        product = product + next(operands).float()
+    if parameters.activation is not None:
+        product = ACTIVATIONS[parameters.activation](product)
+    if parameters.residual:
+        product = product + next(operands).float()
+    return product.to(getattr(torch, parameters.stored_dtype))
