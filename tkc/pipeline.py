@@ -12,7 +12,6 @@ from tvm.relax import transform
 from tkc.activations import activation_plan
 from tkc.compilation import Compilation
 from tkc.kernels import Target
-from tkc.kernels.convolution.spec import loads_windows
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
@@ -119,7 +118,7 @@ def substitution_stages(
     if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
         convolutions = (
             Canonicalize(),
-            ConvolutionProducts(loads_windows=loads_windows(target) and kernels != "none"),
+            ConvolutionProducts(target=None if kernels == "none" else target),
         )
     elif kernels == "auto":
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 from tkc.kernels.matmul.parameters import MatmulParameters
+
+_ALONE = {"extents": 1, "strides": 1, "dilation": 1, "before": 0, "after": 0}
+"""What an axis of one pixel has."""
+
+
+def of_two_axes(geometry: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    """The geometry of windows over images of one axis or two, a number of each kind for each, as this module's pairs.
+
+    An image of one axis has the height 1. Others than these kinds are left out.
+    """
+    pairs = {}
+    for name, alone in _ALONE.items():
+        *above, last = geometry[name]
+        (first,) = above or (alone,)
+        pairs[name] = first, last
+    return pairs
+
 
 LEAST_DEPTH = 32
 """Of what is loaded of one pixel, in elements. What an image does not have of it is loaded as zeros."""

@@ -42,11 +42,6 @@ _MOST_SPAN = 255
 _MOST_STRIDE = 8
 
 
-def loads_windows(target: Target) -> bool:
-    """Whether the kernel exists on ``target`` and is used there."""
-    return target.is_cuda and target.device.tma and target.device.wgmma
-
-
 class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
     """``image [batch, height, width, channels]``, ``weight [n, extents ... x depth]``, ``bias [n]`` and
     ``residual [m, n]`` to ``out [m, n]``, of which ``m`` are the windows, ``batch x rows x columns``.
@@ -66,7 +61,7 @@ class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
         reason = without_elements(n=p.n, channels=p.channels, height=vertical, width=horizontal)
         if reason is not None or not target.is_cuda:
             return reason
-        if not loads_windows(target):
+        if not (target.device.tma and target.device.wgmma):
             return f"{target.arch} has no TMA or no wgmma, by which windows are loaded and multiplied"
         if not loadable_by_tma((p.channels if p.lines is None else p.lines[0],)):
             return f"the image has {p.channels} channels, and its pixels must begin at multiples of 16 bytes"

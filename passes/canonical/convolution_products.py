@@ -16,6 +16,9 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import CHANNELS_LAST, OP_PATTERN, OPAQUE_PATTERN, REDUCTION_PATTERN, WINDOWS
+from tkc.kernels import Target
+from tkc.kernels.convolution.parameters import ConvolutionParameters, of_two_axes
+from tkc.kernels.convolution.spec import Convolution
 from tkc.passes.canonical.windows import Windows
 from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import LastChannels, channels_last, is_convolution
@@ -45,24 +48,24 @@ class ConvolutionProducts:
     The windows of a 3×3 convolution take nine times the image's memory. A convolution stays where they would take more
     than 2 GiB: that admits the networks for images at batch 32 (VGG's second convolution takes 1.8 GiB) and an image
     decoder's last layers, and is little beside the memory of the devices that run these. Symbolic sizes count as one.
-    With ``loads_windows`` there is a kernel that writes no windows of two axes down, and so no limit where it is used
+    There is no limit where kernels for ``target`` are used, and one loads the windows from the image
     (:mod:`tkc.passes.rules.convolution`).
     """
 
-    def __init__(self, dtypes: Collection[str] = ("float16", "bfloat16"), *, loads_windows: bool = False) -> None:
+    def __init__(self, dtypes: Collection[str] = ("float16", "bfloat16"), target: Target | None = None) -> None:
         self.dtypes = frozenset(dtypes)
-        self._loads_windows = loads_windows
+        self._target = target
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with products."""
-        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes, loads_windows=self._loads_windows))
+        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes, self._target))
 
 
 @mutator
 class _Rewriting(PyExprMutator):
-    def __init__(self, module: IRModule, dtypes: frozenset[str], *, loads_windows: bool) -> None:
+    def __init__(self, module: IRModule, dtypes: frozenset[str], target: Target | None) -> None:
         super().__init__(module)
-        self.loads_windows = loads_windows
+        self.target = target
         self.dtypes = dtypes
         self.images = LastChannels(self.lookup_binding, self.builder_.emit)
 
@@ -135,8 +138,8 @@ class _Rewriting(PyExprMutator):
             if columns != channels * inside:
                 matrix = op.nn.pad(self._emit(matrix), [0, 0, 0, columns - channels * inside])
         if not windows.are_pixels or channels % _ALIGNMENT:
-            written = not (self.loads_windows and len(counts) <= 2 and channels % _ALIGNMENT == 0 and _is_loaded(out))
-            if written and _known_product((batch, *counts)) * columns * 2 > _MOST_BYTES:
+            written = _known_product((batch, *counts)) * columns * 2
+            if written > _MOST_BYTES and not self._are_loaded(windows, out, channels):
                 return None
             last = channels % _ALIGNMENT == 0
             gather = windows.with_channels_last if last else partial(windows.as_rows, width=columns)
@@ -145,6 +148,17 @@ class _Rewriting(PyExprMutator):
         rows = self._emit(op.reshape(image, (batch, *counts, columns)))
         transposed = self._emit(op.permute_dims(self._emit(matrix)))
         return op.matmul(rows, transposed, out_dtype=call.struct_info.dtype)
+
+    def _are_loaded(self, windows: Windows, out: int, channels: int) -> bool:
+        """Whether the ``convolution`` kernel, which writes no windows down, has them and is used."""
+        if self.target is None or channels % _ALIGNMENT or len(windows.extents) > 2:
+            return False
+        of = of_two_axes(asdict(windows))
+        kernel = Convolution()
+        parameters = ConvolutionParameters(
+            out, channels, of["extents"], "bfloat16", of["strides"], of["dilation"], of["before"], of["after"]
+        )
+        return not (kernel.unsupported(parameters, self.target) or kernel.beneficial(parameters, self.target))
 
     def _gathered(
         self, gather: Callable[[te.Tensor], te.Tensor], image: relax.Expr, said: Mapping[str, str] | None = None
@@ -182,11 +196,6 @@ class _Rewriting(PyExprMutator):
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         return self.builder_.emit(value)
-
-
-def _is_loaded(out: int) -> bool:
-    """Whether the kernel that loads windows from the image has so many output channels."""
-    return out >= _LEAST_COLUMNS and out % _ALIGNMENT == 0
 
 
 def _known_product(sizes: Sequence[tirx.PrimExpr]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 
 from tkc.contracts import CHANNELS_LAST, WINDOWS
+from tkc.kernels.convolution.parameters import of_two_axes
 from tkc.passes.graph.bindings import Graph, shape
 
 Pair = tuple[int, int]
@@ -33,10 +34,6 @@ class GatheredWindows:
     after: Pair
 
 
-_ALONE = {"extents": 1, "strides": 1, "dilation": 1, "before": 0, "after": 0}
-"""What an axis of one pixel has."""
-
-
 def gathered_windows(graph: Graph, rows: relax.Expr) -> GatheredWindows | None:
     """The windows that ``rows [..., columns]`` are; ``None`` for others, and for those of more than two axes."""
     reshaped = graph.call(rows, "relax.reshape")
@@ -52,5 +49,4 @@ def gathered_windows(graph: Graph, rows: relax.Expr) -> GatheredWindows | None:
     if axes == 1:
         sizes.insert(1 if last else 2, tirx.IntImm("int64", 1))
         image = relax.op.reshape(image, sizes)
-    numbers = {name: (*[one] * (2 - axes), *said[name]) for name, one in _ALONE.items()}
-    return GatheredWindows(image, tuple(sizes), last, **numbers)
+    return GatheredWindows(image, tuple(sizes), last, **of_two_axes(said))

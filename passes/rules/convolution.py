@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tkc.kernels.convolution.parameters import ConvolutionParameters
+from tkc.kernels.matmul.tiling import TMA_ALIGNMENT
 from tkc.passes.graph.bindings import shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.layout import as_matrix, as_vector, kernel_call, product
@@ -20,7 +21,9 @@ from tkc.passes.recognizers.convolution import GatheredWindows, gathered_windows
 from tkc.passes.recognizers.matmul_epilogue import ROOTS, matmul_with_epilogue
 from tkc.passes.rules.rule import Rule, Site, operators
 
-_ALIGNMENT = 8
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+_ALIGNMENT = TMA_ALIGNMENT // 2
 """Of what TMA loads, in elements."""
 
 _MOST_ZEROS = 3
@@ -36,8 +39,8 @@ def _recognize(site: Site) -> Found | Refusal | None:
     if windows is None:
         return None
     p = found.parameters
-    if p.stored_dtype not in ("float16", "bfloat16"):
-        return Refusal(f"its result is {p.stored_dtype}, and the kernel stores 16 bits")
+    if not {p.dtype, p.stored_dtype} <= set(_SIXTEEN_BITS):
+        return Refusal(f"it makes {p.stored_dtype} of {p.dtype}, and the kernel loads and stores 16 bits")
     of_pixels = _of_pixels if windows.channels_last else _of_lines
     operands = of_pixels(windows, found.inputs["weight"])
     if isinstance(operands, Refusal):

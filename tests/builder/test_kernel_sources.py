@@ -77,7 +77,7 @@ def test_the_table_and_records_change_no_key(name: str, kernels: Path) -> None:
         ("moe_combine/weighted_sum.py", {"moe.combine", "normalization"}),
         ("attention/latent_alternating.py", {"attention.latent_decode"}),
         ("attention/pieces.py", {"attention.prefill"}),
-        ("matmul/epilogue.py", {"matmul", "matmul.gated", "matmul.grouped", "matmul.batched"}),
+        ("matmul/epilogue.py", {"convolution", "matmul", "matmul.gated", "matmul.grouped", "matmul.batched"}),
         ("swiglu/cuda.py", {"swiglu"}),
         ("devices.py", set(SPECS)),
         ("spec.py", set(SPECS)),

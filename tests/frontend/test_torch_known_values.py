@@ -50,6 +50,29 @@ def test_the_embedding_of_time_steps() -> None:
     torch.testing.assert_close(executable(t), function(t), rtol=0, atol=2e-6)
 
 
+def test_a_program_that_is_compiled_within_autocast() -> None:
+    """It is what it was exported as."""
+    scale, t = torch.full((4, 4), 0.1234567), torch.ones(1)
+
+    def function(t: Tensor) -> Tensor:
+        return t * (torch.eye(4) @ torch.full((4, 4), 0.1234567)).double().exp()
+
+    program = torch.export.export(Applied(function), (t,))
+    with torch.autocast("cpu", torch.bfloat16):
+        executable = tkc.compile(program, database=False)
+    torch.testing.assert_close(executable(t), scale.double().exp())
+
+
+def test_no_elements_and_no_axes() -> None:
+    """Of which there is little to know."""
+
+    def function(t: Tensor) -> tuple[Tensor, Tensor]:
+        return t + torch.full((), 2.5).exp(), torch.arange(0, dtype=torch.float32).exp()
+
+    executable = tkc.compile(Applied(function), (torch.ones(2),), database=False)
+    torch.testing.assert_close(executable(torch.ones(2)), function(torch.ones(2)), rtol=0, atol=0)
+
+
 class _Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def _tensors(*shapes: Shape) -> list[Tensor]:
 
 
 def _products(function: Function, *examples: Tensor) -> object:
-    return Canonicalize()(ConvolutionProducts(loads_windows=True)(imported(function, *examples, symbolic=(0,))))
+    return Canonicalize()(ConvolutionProducts(target=HOPPER)(imported(function, *examples, symbolic=(0,))))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -115,6 +115,25 @@ def test_windows_beyond_two_gigabytes_are_not_written_down() -> None:
     image = torch.empty(1, 256, 1024, 1024, dtype=torch.bfloat16)
     executable = tkc.compile(layer, (image,), target=str(HOPPER), database=False)
     assert executable.activation_bytes() < 2 << 30
+
+
+def test_windows_that_no_kernel_loads_are_not_too_large() -> None:
+    """Those of strides that no tensor map has, of rows that TMA cannot store, and on other GPUs stay convolutions."""
+    image = torch.empty(8, 64, 2048, 2048, dtype=torch.bfloat16, device="meta")
+    for weight, options, target, are_loaded in (
+        ((64, 64, 3, 3), {}, HOPPER, True),
+        ((64, 64, 3, 3), {}, Target.parse("cuda:sm_80"), False),
+        ((60, 64, 3, 3), {}, HOPPER, False),
+        ((64, 64, 18, 18), {"stride": 9}, HOPPER, False),
+    ):
+        module = imported(
+            lambda x, w, options=options: F.conv2d(x, w, **options),
+            image,
+            torch.empty(weight, dtype=torch.bfloat16, device="meta"),
+            symbolic=(),
+        )
+        found = ConvolutionProducts(target=target)(module).script()
+        assert ("R.nn.conv" not in found) == are_loaded
 
 
 @pytest.mark.gpu

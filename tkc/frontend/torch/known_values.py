@@ -66,6 +66,7 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Te
         kwargs["device"] = torch.device("cpu")  # the model's may not be here
     args, kwargs = fx.node.map_arg((node.args, kwargs), lambda source: values[source])
     assert isinstance(node.target, OpOverload)
-    with torch.no_grad():
+    # Autocast of the compilation's own surroundings is none of the model's.
+    with torch.no_grad(), torch.autocast(node.meta["val"].device.type, enabled=False):
         found: torch.Tensor = node.target(*args, **kwargs)
     return found
