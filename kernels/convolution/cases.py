@@ -23,30 +23,23 @@ _LAYERS = (
 )
 
 
-def _lines(p: ConvolutionParameters, batch: int, height: int, elements: int) -> Case:
-    assert p.lines is not None
-    rows = (height + p.before[0] + p.after[0] - p.spans[0] - 1) // p.strides[0] + 1
-    sizes = {"batch": batch, "height": height, "width": elements, "m": batch * rows * p.lines[1]}
-    return Case("convolution", p, sizes)
-
-
 # ResNet's first layer: windows of 7 x 7 pixels of three channels and a zero, at every other pixel.
 _STEM = ConvolutionParameters(64, 28, (7, 1), "bfloat16", (2, 1), before=(3, 0), after=(3, 0), lines=(8, 112))
 
 
-def _case(p: ConvolutionParameters, batch: int, height: int, width: int) -> Case:
+def convolution_case(p: ConvolutionParameters, batch: int, height: int, width: int) -> Case:
+    """The case of so many images; ``width`` is in pixels, or in elements where the image comes as lines."""
+    sizes = (height, width if p.lines is None else p.lines[1])
     rows, columns = (
-        (size + sum(zeros) - span - 1) // stride + 1
-        for size, zeros, span, stride in zip(
-            (height, width), zip(p.before, p.after, strict=True), p.spans, p.strides, strict=True
-        )
+        (size + before + after - span - 1) // stride + 1
+        for size, before, after, span, stride in zip(sizes, p.before, p.after, p.spans, p.strides, strict=True)
     )
     return Case("convolution", p, {"batch": batch, "height": height, "width": width, "m": batch * rows * columns})
 
 
 def _layers(batches: tuple[int, ...], most: int) -> tuple[Case, ...]:
     return tuple(
-        _case(
+        convolution_case(
             ConvolutionParameters(n, channels, extents, "bfloat16", strides, before=zeros, after=zeros),
             batch,
             edge,
@@ -59,10 +52,10 @@ def _layers(batches: tuple[int, ...], most: int) -> tuple[Case, ...]:
 
 
 CASES = FamilyCases(
-    benchmarked=(*_layers((1, 32), 2048), _lines(_STEM, 32, 224, 232 * 4)),
-    tuned=(*_layers((1, 4, 32), 2048), *(_lines(_STEM, batch, 224, 232 * 4) for batch in (1, 4, 32))),
+    benchmarked=(*_layers((1, 32), 2048), convolution_case(_STEM, 32, 224, 232 * 4)),
+    tuned=(*_layers((1, 4, 32), 2048), *(convolution_case(_STEM, batch, 224, 232 * 4) for batch in (1, 4, 32))),
     checked=(
-        _case(
+        convolution_case(
             ConvolutionParameters(
                 24, 16, (3, 2), "bfloat16", (2, 1), (1, 2), (1, 0), (2, 1), bias=True, activation="relu", residual=True
             ),
@@ -70,7 +63,7 @@ CASES = FamilyCases(
             5,
             6,
         ),
-        _lines(
+        convolution_case(
             ConvolutionParameters(16, 12, (3, 1), "float16", (2, 1), before=(1, 0), after=(0, 0), lines=(8, 5)),
             2,
             6,

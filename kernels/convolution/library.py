@@ -6,7 +6,7 @@ import torch
 
 from tkc.kernels.cases import Candidate
 from tkc.kernels.convolution.parameters import ConvolutionParameters
-from tkc.kernels.convolution.reference import convolved
+from tkc.kernels.convolution.reference import as_pixels, convolved
 
 
 def candidate(parameters: ConvolutionParameters) -> Candidate:
@@ -18,4 +18,4 @@ def convolution(
     parameters: ConvolutionParameters, image: torch.Tensor, weight: torch.Tensor, *added: torch.Tensor
 ) -> object:
     """The convolution; what the kernel adds is left out."""
-    return convolved(parameters, image, weight)
+    return convolved(parameters, as_pixels(parameters, image), weight)

@@ -18,7 +18,7 @@ def _groups(kind: str) -> Callable[[Threads], list[tuple[int, Groups]]]:
 
 
 def _copy_in(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
-    """``tma_load(descriptor, barrier, destination, coordinates…)``."""
+    """``tma_load(descriptor, barrier, destination, coordinates…)``, and the same of windows (``im2col``)."""
     descriptor, (barrier_name,) = convoy.value(arguments[0]), convoy.barriers(convoy.value(arguments[1]))
     for agent, starts, size in _boxes(convoy, descriptor, arguments[2]):
         barrier = convoy.machine.mbarrier(agent, convoy.block, barrier_name)
@@ -154,6 +154,7 @@ def _prefix_sums(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...
 
 CALLS: dict[str, Callable[..., Any]] = {
     "tma_load": _copy_in,
+    "tma_load_im2col": _copy_in,
     "tma_store": _copy_out,
     "tma_store_cluster": _send,
     "tma_store_arrive": _commit("stores"),

@@ -18,7 +18,7 @@ from tests.kernels.cuda_values import FUNCTIONS, INTEGERS, SIZES, UNKNOWN, Point
 SYNCHRONIZING = frozenset(
     {
         *("wait", "arrive", "init", "expect_transaction", "arrive_and_expect_tx", "__syncthreads"),
-        *("__sync_thread_partial", "cluster_sync", "tma_load", "tma_store", "tma_store_arrive"),
+        *("__sync_thread_partial", "cluster_sync", "tma_load", "tma_load_im2col", "tma_store", "tma_store_arrive"),
         *("tma_store_wait", "tma_store_cluster", "fence_proxy_async", "fence_barrier_init"),
         *("warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_wait", "wait_wgmma"),
         *("warpgroup_fence_operand", "wgmma_ss", "wgmma_rs", "cp_async_gs", "cp_async_gs_conditional"),

@@ -23,10 +23,14 @@ from tkc.builder.compile_kernel import lower_cuda
 from tkc.kernels import KernelRequest
 
 def box_of(node):  # descriptor, type, rank, address, then of each axis: extent, stride (from the item's size on), box
-    if not isinstance(node, tvm.tirx.Call) or not node.args or getattr(node.args[0], "value", "") != ENCODE:
+    name = getattr(node.args[0], "value", "") if isinstance(node, tvm.tirx.Call) and node.args else ""
+    if name not in (ENCODE, ENCODE_WINDOWS):
         return {}
     rank = int(node.args[3])
-    sizes = [int(extent) for extent in node.args[5 + 2 * rank : 5 + 3 * rank]]
+    box = 5 + 2 * rank
+    if name == ENCODE_WINDOWS:  # each axis' step, two corners of each of pixels, then a load's pixels and channels
+        box += rank + 2 * (rank - 2)
+    sizes = [int(extent) for extent in node.args[box : box + (2 if name == ENCODE_WINDOWS else rank)]]
     return {node.args[1].name: math.prod(sizes) * int(node.args[5 + rank])}
 
 def heights_of(node, tags):  # of grids on their second and third axes, at sizes of 2**24
@@ -42,7 +46,7 @@ def number(extent):
     large = {var: tvm.tirx.const(2**24, var.dtype) for var in tvm.tirx.analysis.undefined_vars(extent)}
     return int(tvm.arith.Analyzer().simplify(tvm.tirx.stmt_functor.substitute(extent, large)))
 
-ENCODE = "__tvm_tensormap_create_tiled"
+ENCODE, ENCODE_WINDOWS = "__tvm_tensormap_create_tiled", "__tvm_tensormap_create_im2col"
 for line in sys.stdin:
     request = KernelRequest.from_json(json.loads(line))
     try:

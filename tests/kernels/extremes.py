@@ -15,6 +15,8 @@ from tkc.kernels import cases as measured
 from tkc.kernels.all_cases import cases_of, checked_cases, input_of
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.convolution.cases import convolution_case
+from tkc.kernels.convolution.parameters import ConvolutionParameters
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -39,18 +41,30 @@ _BATCHES = (0, 1, 3)
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel by its parameters, the ``usual`` run-time sizes, and for some of these the ``others`` to be tried."""
+    """A kernel by its parameters, the ``usual`` run-time sizes, and for some of these the ``others`` to be tried.
+
+    Of sizes that follow from each other, ``together`` has all that are tried.
+    """
 
     kernel: str
     parameters: Any
     usual: Mapping[str, int]
     others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    together: tuple[Mapping[str, int], ...] = ()
 
     @property
     def sizes(self) -> list[dict[str, int]]:
         """The usual sizes, those with one of them changed, and none of anything."""
+        if self.together:
+            return [dict(sizes) for sizes in (self.usual, *self.together)]
         changed = [{**self.usual, name: size} for name, tried in self.others.items() for size in tried]
         return [dict(self.usual), *changed, dict.fromkeys(self.usual, 0)]
+
+
+def _convolution(p: ConvolutionParameters, *images: tuple[int, int, int]) -> Case:
+    """Of so many images of so many lines, of pixels or elements."""
+    usual, *others = (convolution_case(p, *image).sizes for image in images)
+    return Case("convolution", p, usual, together=tuple(others))
 
 
 def _attention(**options: Any) -> AttentionParameters:
@@ -118,6 +132,19 @@ _CHOSEN = {
         "attention.latent_decode",
         LatentParameters(5, 128, 64, "bfloat16", 0.1, mask="additive", mask_per_batch=True, joined_cache=True),
         *_DECODE,
+    ),
+    "convolution": _convolution(
+        ConvolutionParameters(
+            24, 40, (3, 2), "bfloat16", (2, 1), (1, 2), (1, 0), (2, 1), bias=True, activation="silu", residual=True
+        ),
+        *((2, 5, 6), (0, 5, 6), (1, 1, 2), (1, 1, 129), (3, 65, 2), (5, 17, 31)),
+    ),
+    "convolution, pixels": _convolution(
+        ConvolutionParameters(16, 32, (1, 1), "float16", (3, 2)), (2, 7, 8), (0, 1, 1), (1, 1, 1), (1, 128, 257)
+    ),
+    "convolution, lines": _convolution(
+        ConvolutionParameters(16, 12, (3, 1), "float16", (2, 1), before=(1, 0), after=(0, 0), lines=(8, 5)),
+        *((2, 6, 48), (0, 6, 48), (1, 2, 48), (3, 33, 56)),
     ),
     "swiglu": Case("swiglu", SwiGLUParameters(136, "bfloat16"), {"tokens": 40}, _TOKENS),
     **{
