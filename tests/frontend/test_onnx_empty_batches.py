@@ -74,6 +74,17 @@ GRAPHS: dict[str, tuple[str, list[tuple[int, ...]], list[tuple[object, ...]]]] =
         [(1, 4, 4)],
         [("n", 1, 7, 7)],
     ),
+    "each row by its number": (
+        "(float[n, 4] x) => (float[n, 4] y, float[n, 4] e, float[m] p) { s = Shape<end=1>(x) "
+        "a = Constant<value_ints=[0]>() h = Squeeze(s, a) z = Constant<value_int=0>() o = Constant<value_int=1>() "
+        "i = Range(z, h, o) y = Gather(x, i) f = Constant<value_ints=[4]>() t = Concat<axis=0>(s, f) "
+        "one = Constant<value_ints=[1]>() c = Unsqueeze(i, one) j = Expand(c, t) e = GatherElements<axis=0>(x, j) "
+        "two = Constant<value_ints=[2]>() b = Concat<axis=0>(s, two) k = Expand(c, b) "
+        "u = Constant<value_ints=[1, 0]>() w = Mul(k, u) "
+        "l = Concat<axis=0>(w, w) p = GatherND(x, l) }",
+        [(4,)],
+        [("n", 4), ("n", 4), ("2n",)],
+    ),
 }
 
 
@@ -190,5 +201,5 @@ def _model(graph: str) -> str:
 
 
 def _sized(shape: tuple[object, ...], batch: int) -> tuple[int, ...]:
-    names = {"n": batch, "3n": 3 * batch}
+    names = {"n": batch, "2n": 2 * batch, "3n": 3 * batch}
     return tuple(names[size] if isinstance(size, str) else int(str(size)) for size in shape)

@@ -154,7 +154,7 @@ def test_onnx_with_sizes_and_inputs(tmp_path: Path) -> None:
     assert tkc.debug(proto, (inputs[0],), {"other": inputs[1]}).agrees
     with pytest.raises(tkc.UsageError, match=r"image, other; give each of them once"):
         tkc.debug(proto, inputs[:1])
-    with pytest.raises(tkc.UsageError, match=r"no symbolic size height; its sizes are h from 1 on"):
+    with pytest.raises(tkc.UsageError, match=r"no symbolic size height; its sizes are h from 2 on"):
         tkc.debug(proto, sizes={"height": 8})
     with pytest.raises(tkc.UsageError, match=r"cannot run the model with image \[1, 3, 3, 2\].*--size"):
         tkc.debug(proto, sizes={"h": 3})
