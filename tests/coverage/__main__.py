@@ -3,7 +3,7 @@ with PyTorch. Libraries that are not installed (``pip install -e '.[coverage]'``
 
 Results go to a file, a line as each model is done; ``--resume`` leaves out what is in it already. ``--record`` writes
 docs/models.md and docs/models.json (for a GPU models-cuda) from all results in the file; ``--slice`` runs what CI
-runs on a day.
+runs on a day. A hang or a lack of memory may be the limits' own: ``--failed --seconds-each 2000 --gib-each 20`` tells.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,7 +29,7 @@ def main() -> int:
     from tests.conformance.results import append, code_version, part
 
     from . import record, results
-    from .run import cases, cases_listed_apart, load, run, slice_of
+    from .run import LIMITS, cases, cases_listed_apart, load, run, slice_of
     from .sources import absent, sources
     from .verdicts import FAULTS, KINDS, Setting
 
@@ -56,7 +57,12 @@ def main() -> int:
         sys.exit(f"{options.results} exists; --resume goes on with it, --failed repeats what failed")
     total: Counter[str] = Counter()
     end = time.monotonic() + options.seconds
-    for number, result in enumerate(run(chosen, options.jobs, setting=setting), 1) if options.seconds > 0 else ():
+    limits = replace(
+        LIMITS,
+        seconds=options.seconds_each or LIMITS.seconds,
+        memory=options.gib_each << 30 if options.gib_each else LIMITS.memory,
+    )
+    for number, result in enumerate(run(chosen, options.jobs, limits, setting), 1) if options.seconds > 0 else ():
         append(options.results, result)
         total.update(result.counts)
         counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items())
@@ -86,6 +92,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeat", action="append", metavar="VERDICT", help="only what had it (may be repeated)")
     parser.add_argument("--slice", type=datetime.date.fromisoformat, metavar="DATE", help="the models of a date")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so many; 0: none")
+    parser.add_argument("--seconds-each", type=float, help="for each variant of a model, instead of 240")
+    parser.add_argument("--gib-each", type=int, help="memory for each process, instead of 8")
     parser.add_argument("--record", action="store_true", help="write docs/models.md and docs/models.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu", help="cuda: on a machine with a GPU")
