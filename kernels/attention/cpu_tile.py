@@ -1,22 +1,25 @@
 """Attention of many queries on the CPU: queries lie beside each other in vectors, so that no sum is folded."""
 
 from collections.abc import Callable
-from functools import reduce
-from operator import add
+from dataclasses import dataclass
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.cpu import ROWS, Part, Rows, add_values, weighted_values, write_rows
+from tkc.kernels.attention.cpu import Rows, write_rows
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import exponent, finite, tanh_score
 from tkc.kernels.cpu_math import exp
-from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.narrow_floats import to_float32
+from tkc.kernels.product_tile import Matrix, add_product_tile, product_tile
 
-# Keys whose scores with all queries of a tile the registers hold.
-_KEYS = 8
+
+@dataclass(frozen=True)
+class KeySteps:
+    """From a key to the next one, in elements: of the tensor of keys, and of that of values."""
+
+    keys: PrimExpr | int
+    values: PrimExpr | int
 
 
 @T.macro
@@ -24,26 +27,25 @@ def attend_tile(
     p: AttentionParameters,
     num_rows: int,
     block_keys: int,
-    keys: PrimExpr,
     visible_keys: PrimExpr,
     rows: Rows,
+    steps: KeySteps,
     out: Buffer,
     first_block: PrimExpr | int = 0,
 ) -> None:
-    """What :func:`tkc.kernels.attention.cpu.attend_rows` computes, for ``num_rows`` of one or two vectors.
+    """What :func:`tkc.kernels.attention.cpu.attend_rows` computes, for ``num_rows`` queries that have one part.
 
     Queries are turned once, so that a score is a sum down a column, and maxima and totals are of columns, too.
-    ``block_keys`` is a multiple of 8.
     """
-    turned = [T.alloc_local((part.size, num_rows), "float32") for part in rows.parts]
+    (part,) = rows.parts
+    turned = T.alloc_local((part.size, num_rows), "float32")
     acc = T.alloc_local((num_rows, p.value_head_size), "float32")
     scores = T.alloc_local((block_keys, num_rows), "float32")
     maximum = T.alloc_local((num_rows,), "float32")
     total = T.alloc_local((num_rows,), "float32")
     rescale = T.alloc_local((num_rows,), "float32")
-    for part, queries in zip(rows.parts, turned, strict=True):
-        for row, column in T.grid(num_rows, part.size):
-            queries[column, row] = to_float32(part.query(row, column), p.dtype)
+    for row, column in T.grid(num_rows, part.size):
+        turned[column, row] = to_float32(part.query(row, column), p.dtype)
     for row in T.serial(num_rows):
         maximum[row] = -T.infinity("float32")
         total[row] = 0.0
@@ -53,44 +55,37 @@ def attend_tile(
     for block in T.serial(first_block, T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
         num_keys = T.min(block_keys, visible_keys - first_key)
-        for key_tile in T.serial(T.ceildiv(num_keys, _KEYS)):
-            tile_key = first_key + key_tile * _KEYS
-            tiling = Tiling(_KEYS, num_rows, 1, stages=1, threads=1)
-            part_sums = [
-                register_tile(tiling, part.size, _turned_product(p, part, queries, tile_key, keys - 1))
-                for part, queries in zip(rows.parts, turned, strict=True)
-            ]
-            for i, products in enumerate(zip(*part_sums, strict=True)):
-                for row in T.serial(num_rows):
-                    score = reduce(add, [product[row, 0] for product in products])
-                    if p.softcap is not None:
-                        score = tanh_score(p, score, exp, 1.0)
-                    scores[key_tile * _KEYS + i, row] = rows.masked(score, row, tile_key + i)
-        _softmax_step(p, T.ceildiv(num_keys, _KEYS) * _KEYS, scores, rescale, maximum, total)
-        for tile in T.serial(num_rows // ROWS):
-            first_row = tile * ROWS
-            weighted = weighted_values(p, rows, _from_row(scores, first_row), first_key)
-            add_values(p, weighted, num_keys, ROWS, first_row, _of_row(rescale, first_row), acc)
+        keys = _block_of(p, part.key, first_key, num_keys, steps.keys, (block_keys, part.size))
+        product_tile(keys, Matrix(turned[0, 0], num_rows), scores, num_keys, part.size)
+        if p.hides or p.softcap is not None:
+            for key, row in T.grid(num_keys, num_rows):
+                score = scores[key, row]
+                if p.softcap is not None:
+                    score = tanh_score(p, score, exp, 1.0)
+                scores[key, row] = rows.masked(score, row, first_key + key)
+        _softmax_step(p, num_keys, scores, rescale, maximum, total)
+        values = _block_of(p, rows.value, first_key, num_keys, steps.values, (block_keys, p.value_head_size))
+        add_product_tile(Matrix(scores[0, 0], 1, num_rows), values, acc, rescale, num_rows, num_keys)
 
     write_rows(p, rows, acc, maximum, total, out)
 
 
-def _from_row(scores: Buffer, first_row: PrimExpr) -> Callable[[int, PrimExpr], PrimExpr]:
-    return lambda row, key: scores[key, first_row + row]
-
-
-def _of_row(rescale: Buffer, first_row: PrimExpr) -> Callable[[int], PrimExpr]:
-    return lambda row: rescale[first_row + row]
-
-
-def _turned_product(
-    p: AttentionParameters, part: Part, queries: Buffer, first_key: PrimExpr, last_key: PrimExpr
-) -> Product:
-    def product(i: int, depth: PrimExpr, row: PrimExpr) -> PrimExpr:
-        key = T.min(first_key + i, last_key)  # the scores of keys beyond the last are masked
-        return to_float32(part.key(key, depth), p.dtype) * queries[depth, row]
-
-    return product
+@T.macro
+def _block_of(
+    p: AttentionParameters,
+    element: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    first_key: PrimExpr,
+    num_keys: PrimExpr,
+    step: PrimExpr | int,
+    shape: tuple[int, int],
+) -> Matrix:
+    """``num_keys`` rows of float32: where they are, or widened to an array of ``shape``."""
+    if p.dtype == "float32":
+        return Matrix(element(first_key, 0), step)
+    widened = T.alloc_local(shape, "float32")
+    for key, column in T.grid(num_keys, shape[1]):
+        widened[key, column] = to_float32(element(first_key + key, column), p.dtype)
+    return Matrix(widened[0, 0], shape[1])
 
 
 @T.macro

@@ -43,6 +43,11 @@ class AttentionParameters:
     softcap: float | None = None
     sinks: bool = False
 
+    @property
+    def hides(self) -> bool:
+        """Whether a query may not see every key."""
+        return self.causal is not None or self.mask is not None or self.window is not None
+
 
 @dataclass(frozen=True)
 class LatentParameters:

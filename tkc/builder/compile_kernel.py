@@ -28,6 +28,7 @@ from tkc.kernels.library_calls import LibraryCall
 from tkc.kernels.overlap import FIRST_CAPABILITY
 
 _ARGUMENTS = Path(__file__).with_name("arguments.cc")
+_PRODUCT_TILE = Path(__file__).with_name("product_tile.h")
 # TileLang's header of half-precision numbers takes longer to compile than most kernels, and few have such numbers.
 _NO_HALF = "#define HALF_HALF_HPP\nnamespace half_float { class half; }\n"
 _FENCED_ARRIVALS = tvm.tirx.transform.prim_func_pass(lambda function, *_: fenced_arrivals(function), opt_level=0)
@@ -112,7 +113,7 @@ def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
         source = device_codegen_without_compile(device_module, context).inspect_source()
     buffers = [function.buffer_map[var] for var in function.params]
     code = library.with_suffix(".cc")
-    prologue = "" if "half" in source else _NO_HALF
+    prologue = f'#include "{_PRODUCT_TILE}"\n' + ("" if "half" in source else _NO_HALF)
     code.write_text(prologue + source + _cpu_entry(request, name, parameter_names, buffers))
     # TileLang reinterprets values through pointers of another type, hence no strict aliasing.
     flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
