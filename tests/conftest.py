@@ -74,14 +74,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in others]
 
 
-_DAYS_OF_A_PART = 7
+_DAYS_OF_A_PART = 10
 """Each part of a ``daily`` test is spread over so many days: the whole command has 25 minutes."""
 
 
 def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item]:
     """The cases of ``daily`` tests that are not run on this day.
 
-    ``daily(N)`` splits a test's cases into 7 N parts; the day and the test's name decide which part is run.
+    ``daily(N)`` splits a test's cases into 10 N parts; the day and the test's name decide which part is run.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

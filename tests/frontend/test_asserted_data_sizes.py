@@ -108,6 +108,7 @@ OF_ONE = {
 """Functions of a row of one number, which take no two rows."""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
 @pytest.mark.parametrize("name", OF_ONE)
 def test_a_size_is_what_it_is_at_least_and_at_most(name: str, exported: bool) -> None:

@@ -88,6 +88,7 @@ GRAPHS: dict[str, tuple[str, list[tuple[int, ...]], list[tuple[object, ...]]]] =
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_rows(name: str) -> None:
     """None, one and three, of one compilation."""

@@ -206,6 +206,7 @@ def test_scattering_stays_inside(graph: str, indices: list) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 def test_rows_whose_size_is_a_formula_are_scattered(reduction: str) -> None:
     """``x [n, 2, m - 1]`` at indices of rows and of rows of rows; NaN and infinity as ONNX's reference has them."""

@@ -54,6 +54,7 @@ def _products(function: Function, *examples: Tensor) -> object:
     return Canonicalize()(ConvolutionProducts(target=HOPPER)(imported(function, *examples, symbolic=(0,))))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_convolution_is_the_kernel(form: str) -> None:
     """At a symbolic batch, with the numbers of gathered windows."""
@@ -63,6 +64,7 @@ def test_a_convolution_is_the_kernel(form: str) -> None:
     assert found.rule == "convolution"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("form", ["image", "sequence", "colors"])
 def test_epilogues_are_the_kernels(form: str, epilogue: str) -> None:

@@ -37,6 +37,7 @@ def _check(executable: tkc.Executable, function: Callable[..., torch.Tensor], ar
     torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=2**-7 * float(size) / 16)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("is_open", [False, True], ids=["known", "open"])
 def test_products_are_pytorchs(name: str, is_open: bool) -> None:

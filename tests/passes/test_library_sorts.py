@@ -95,6 +95,7 @@ def test_no_rows_and_more_than_there_are(name: str) -> None:
             executable(few)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", RANKS)
 def test_operators_of_ranks_are_pytorchs(name: str) -> None:
     """Of any number of columns, too, for which TKC has no form."""
@@ -109,6 +110,7 @@ def test_operators_of_ranks_are_pytorchs(name: str) -> None:
             torch.testing.assert_close(executable(given), RANKS[name](given), equal_nan=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "options", [{"kernels": "none"}, {"kernels": "all"}, {"batch_invariant": True}], ids=["none", "all", "invariant"]
 )
@@ -150,6 +152,7 @@ def test_a_loaded_model_sorts(tmp_path: Any) -> None:
     torch.testing.assert_close(loaded(x), torch.sort(x, stable=True))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.int64], ids=str)
 def test_onnx_takes_the_first_of_equal_numbers(dtype: torch.dtype, largest: int) -> None:

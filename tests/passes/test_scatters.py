@@ -81,6 +81,7 @@ def _assert_same(
 
 
 @on_devices
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("columns", [1, 5, 16, 150])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows(name: str, columns: int, device: str) -> None:
@@ -148,6 +149,7 @@ GATHERED: dict[str, Function] = {
 
 
 @on_devices
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", GATHERED)
 def test_rows_that_were_gathered(name: str, device: str) -> None:
     """They need not be written down before they are scattered."""

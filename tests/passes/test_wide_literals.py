@@ -82,6 +82,7 @@ EXTREMES = [(dtype, number) for dtype in (torch.int32, torch.int64) for number i
 EXTREMES += [(torch.int64, number) for number in (2**31, -(2**31) - 1, 2**32 - 1, 2**40 - 1, -(2**62))]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("dtype", "number"), EXTREMES)
 def test_numbers_at_the_ends_of_a_dtype(dtype: torch.dtype, number: int) -> None:
     """TVM negates them to simplify, and takes int64's largest for infinity."""

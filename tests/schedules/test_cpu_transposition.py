@@ -81,6 +81,7 @@ CONCATENATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", CONCATENATIONS)
 @pytest.mark.parametrize("length", [8, 16, 32, 48, 64, 100, 130])
 def test_concatenated_elements(name: str, length: int) -> None:

@@ -63,6 +63,7 @@ def test_quotients_of_shifted_remainders(stride: int, padding: int, more: int) -
     torch.testing.assert_close(tkc.compile(Upsampled(), (x, weight))(x, weight), upsampled(x, weight))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("taps", [(2, 3), (2, 5), (4, 3), (3, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_taps_of_convolutions(dtype: torch.dtype, taps: tuple[int, int]) -> None:

@@ -44,6 +44,7 @@ def test_converted_constants(value: float, filled: torch.dtype, dtype: torch.dty
         assert torch.equal(found, expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16])
 def test_converted_constants_compile_for_a_gpu(dtype: torch.dtype) -> None:
     """The same for CUDA."""

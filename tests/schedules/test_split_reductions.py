@@ -54,6 +54,7 @@ PLACES: dict[str, tuple[Shape, list[int]]] = {
 SIZES = [{"n": 1, "m": 1}, {"n": 70, "m": 61}, {"n": 1025, "m": 3}, {"n": 3, "m": 5000}]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_parts_make_the_whole(operator: str, place: str) -> None:
