@@ -185,6 +185,10 @@ MULTIPLY_BFLOAT16: Final = "tkc.multiply_bfloat16"
 """The runtime registers it: ``(description, left, right)`` to the product of matrices of bfloat16, by PyTorch's
 library, on the CPU (``tkc/runtime/bfloat16_products.py``)."""
 
+ATTEND: Final = "tkc.attend"
+"""The runtime registers it: ``(description, queries, keys, values, *masks)`` to attention of bfloat16, by PyTorch's
+library, on the CPU (``tkc/runtime/attention_calls.py``)."""
+
 SORT: Final = "tkc.sort"
 """The runtime registers it: ``(description, x)`` to the numbers of ``x`` in order along an axis, and the place of each
 before, by PyTorch's library (``tkc/runtime/sorts.py``)."""
@@ -197,6 +201,7 @@ LIBRARY_CALLS: Final = {
     MULTIPLY_INTEGERS: "aten::_int_mm",
     CONVOLVE_INTEGERS: "aten::convolution",
     MULTIPLY_BFLOAT16: "aten::matmul",
+    ATTEND: "aten::scaled_dot_product_attention",
     SORT: "aten::sort",
     TOP: "aten::topk",
 }

@@ -19,6 +19,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.experts.sparse_experts import SparseExperts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
+from tkc.passes.canonical.library_attention import LibraryAttention
 from tkc.passes.canonical.library_bfloat16_products import LibraryBfloat16Products
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
@@ -124,7 +125,7 @@ def substitution_stages(
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:
             convolutions = (*convolutions, LibraryConvolutions())
-            narrow = (LibraryBfloat16Products(),) if multiplies_bfloat16(tvm_target(target)) else ()
+            narrow = (LibraryBfloat16Products(), LibraryAttention()) if multiplies_bfloat16(tvm_target(target)) else ()
             linear = (LinearProducts(), *narrow, Canonicalize(), ProductEpilogues())
     experts = () if kernels == "none" else (SparseExperts(target), Canonicalize())
     return [

@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 
 from tkc.contracts import (
+    ATTEND,
     CONVOLVE,
     CONVOLVE_INTEGERS,
     LIBRARY_CALLS,
@@ -23,6 +24,7 @@ WHY = {
     CONVOLVE_INTEGERS: "oneDNN convolves 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_INTEGERS: "oneDNN multiplies 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_BFLOAT16: "oneDNN multiplies bfloat16 by instructions that generated code does without",
+    ATTEND: "PyTorch's attention multiplies bfloat16 by instructions that generated code does without",
     SORT: "PyTorch's library sorts faster than generated code",
     TOP: "PyTorch's library finds the largest numbers without sorting all, as generated code would",
 }

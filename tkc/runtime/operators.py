@@ -26,6 +26,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from tkc.contracts import (
+    ATTEND,
     CALL_OPERATOR,
     CALL_TEXT,
     CONVOLVE,
@@ -37,6 +38,7 @@ from tkc.contracts import (
 )
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
 from tkc.runtime import text_functions
+from tkc.runtime.attention_calls import attend
 from tkc.runtime.bfloat16_products import multiply_bfloat16
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
@@ -106,6 +108,7 @@ def register() -> None:
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
     tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_multiply_bfloat16))
+    tvm_ffi.register_global_func(ATTEND, _noting(_attend))
     tvm_ffi.register_global_func(SORT, _noting(_sort))
     tvm_ffi.register_global_func(TOP, _noting(_top))
     os.register_at_fork(after_in_child=_THREADS.lose)
@@ -146,6 +149,10 @@ def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
 
 def _multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
     return multiply_bfloat16(str(description), left, right)
+
+
+def _attend(description: str, *operands: Any) -> torch.Tensor:
+    return attend(str(description), *operands)
 
 
 def _sort(description: str, x: Any) -> list[torch.Tensor]:
