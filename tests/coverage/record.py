@@ -90,15 +90,11 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         "",
         "## Faults",
         "",
-        "| model | variant | verdict | reason |",
-        "|---|---|---|---|",
-        *_rows(results, FAULTS),
+        *_table(results, FAULTS),
         "",
         "## Refused, not exportable, not constructible",
         "",
-        "| model | variant | verdict | reason |",
-        "|---|---|---|---|",
-        *_rows(results, ("refused", "not exportable", "not constructible")),
+        *_table(results, ("refused", "not exportable", "not constructible")),
         "",
         "## Every model",
         "",
@@ -131,14 +127,16 @@ def _libraries(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rows(results: list[Result], kinds: Iterable[str]) -> list[str]:
+def _table(results: list[Result], kinds: Iterable[str]) -> list[str]:
+    """A table of all verdicts of these kinds."""
     chosen = set(kinds)
-    return [
+    rows = [
         f"| {result.case.name} | {verdict.variant} | {verdict.kind} | {_cell(verdict.reason)} |"
         for result in results
         for verdict in result.verdicts
         if verdict.kind in chosen
     ]
+    return ["| model | variant | verdict | reason |", "|---|---|---|---|", *rows] if rows else ["None."]
 
 
 def _cell(text: str) -> str:
