@@ -107,9 +107,9 @@ def attend_rows(
                         scores[i, key_tile * KEYS + j] = rows.masked(score, first_row + i, tile_key + j)
             for i in T.serial(tile_rows):
                 softmax_step(p, i, scores, rescale, first_row + i, maximum, total)
-            weights = weighted_values(p, rows, lambda row, key: scores[row, key], first_key)
+            weights = _weighted_values(p, rows, scores, first_key)
             num_keys = T.min(block_keys, keys - first_key)
-            add_values(p, weights, num_keys, tile_rows, first_row, lambda row: rescale[row], acc)
+            _add_values(p, weights, num_keys, tile_rows, first_row, rescale, acc)
 
     write_rows(p, rows, acc, maximum, total, out)
 
@@ -124,25 +124,23 @@ def _score_product(
     return product
 
 
-def weighted_values(
-    p: AttentionParameters, rows: Rows, weight: Callable[[int, PrimExpr], PrimExpr], first_key: PrimExpr
-) -> Product:
-    """The products of ``weight(row, key)``, a key's number in its block, and a column of the key's value."""
+def _weighted_values(p: AttentionParameters, rows: Rows, weights: Buffer, first_key: PrimExpr) -> Product:
+    """The products of ``weights [row, key]``, a key's number in its block, and a column of the key's value."""
 
     def product(row: int, key: PrimExpr, column: PrimExpr) -> PrimExpr:
-        return weight(row, key) * to_float32(rows.value(first_key + key, column), p.dtype)
+        return weights[row, key] * to_float32(rows.value(first_key + key, column), p.dtype)
 
     return product
 
 
 @T.macro
-def add_values(
+def _add_values(
     p: AttentionParameters,
     weighted: Product,
     num_keys: PrimExpr,
     tile_rows: int,
     first_row: PrimExpr,
-    rescale: Callable[[int], PrimExpr],
+    rescale: Buffer,
     acc: Buffer,
 ) -> None:
     """Rescale ``tile_rows`` rows of ``acc``, ``[rows, value_head_size]``, and add a block's values to them."""
@@ -157,7 +155,7 @@ def add_values(
         for i, products in enumerate(sums):
             for j in T.serial(columns):
                 acc[first_row + i, first_column + j] = (
-                    acc[first_row + i, first_column + j] * rescale(i) + products[j, 0]
+                    acc[first_row + i, first_column + j] * rescale[i] + products[j, 0]
                 )
 
 

@@ -15,8 +15,8 @@ from tkc.kernels.product_tile import Matrix, add_product_tile, product_tile
 
 
 @dataclass(frozen=True)
-class KeySteps:
-    """From a key to the next one, in elements: of the tensor of keys, and of that of values."""
+class KeyStrides:
+    """Elements from one key to the next, in the tensor of keys and in that of values."""
 
     keys: PrimExpr | int
     values: PrimExpr | int
@@ -29,23 +29,23 @@ def attend_tile(
     block_keys: int,
     visible_keys: PrimExpr,
     rows: Rows,
-    steps: KeySteps,
+    strides: KeyStrides,
     out: Buffer,
     first_block: PrimExpr | int = 0,
 ) -> None:
     """What :func:`tkc.kernels.attention.cpu.attend_rows` computes, for ``num_rows`` queries that have one part.
 
-    Queries are turned once, so that a score is a sum down a column, and maxima and totals are of columns, too.
+    Queries are transposed once, so that a score is a sum down a column, and maxima and totals are of columns, too.
     """
     (part,) = rows.parts
-    turned = T.alloc_local((part.size, num_rows), "float32")
+    transposed = T.alloc_local((part.size, num_rows), "float32")
     acc = T.alloc_local((num_rows, p.value_head_size), "float32")
     scores = T.alloc_local((block_keys, num_rows), "float32")
     maximum = T.alloc_local((num_rows,), "float32")
     total = T.alloc_local((num_rows,), "float32")
     rescale = T.alloc_local((num_rows,), "float32")
     for row, column in T.grid(num_rows, part.size):
-        turned[column, row] = to_float32(part.query(row, column), p.dtype)
+        transposed[column, row] = to_float32(part.query(row, column), p.dtype)
     for row in T.serial(num_rows):
         maximum[row] = -T.infinity("float32")
         total[row] = 0.0
@@ -55,16 +55,16 @@ def attend_tile(
     for block in T.serial(first_block, T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
         num_keys = T.min(block_keys, visible_keys - first_key)
-        keys = _block_of(p, part.key, first_key, num_keys, steps.keys, (block_keys, part.size))
-        product_tile(keys, Matrix(turned[0, 0], num_rows), scores, num_keys, part.size)
-        if p.hides or p.softcap is not None:
+        keys = _block_of(p, part.key, first_key, num_keys, strides.keys, (block_keys, part.size))
+        product_tile(keys, Matrix(transposed[0, 0], num_rows), scores, num_keys, part.size)
+        if p.hides_keys or p.softcap is not None:
             for key, row in T.grid(num_keys, num_rows):
                 score = scores[key, row]
                 if p.softcap is not None:
                     score = tanh_score(p, score, exp, 1.0)
                 scores[key, row] = rows.masked(score, row, first_key + key)
         _softmax_step(p, num_keys, scores, rescale, maximum, total)
-        values = _block_of(p, rows.value, first_key, num_keys, steps.values, (block_keys, p.value_head_size))
+        values = _block_of(p, rows.value, first_key, num_keys, strides.values, (block_keys, p.value_head_size))
         add_product_tile(Matrix(scores[0, 0], 1, num_rows), values, acc, rescale, num_rows, num_keys)
 
     write_rows(p, rows, acc, maximum, total, out)
@@ -76,12 +76,12 @@ def _block_of(
     element: Callable[[PrimExpr, PrimExpr], PrimExpr],
     first_key: PrimExpr,
     num_keys: PrimExpr,
-    step: PrimExpr | int,
+    stride: PrimExpr | int,
     shape: tuple[int, int],
 ) -> Matrix:
     """``num_keys`` rows of float32: where they are, or widened to an array of ``shape``."""
     if p.dtype == "float32":
-        return Matrix(element(first_key, 0), step)
+        return Matrix(element(first_key, 0), stride)
     widened = T.alloc_local(shape, "float32")
     for key, column in T.grid(num_keys, shape[1]):
         widened[key, column] = to_float32(element(first_key + key, column), p.dtype)

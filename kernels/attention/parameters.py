@@ -44,8 +44,8 @@ class AttentionParameters:
     sinks: bool = False
 
     @property
-    def hides(self) -> bool:
-        """Whether a query may not see every key."""
+    def hides_keys(self) -> bool:
+        """Whether keys may be hidden from queries."""
         return self.causal is not None or self.mask is not None or self.window is not None
 
 

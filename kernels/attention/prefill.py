@@ -9,7 +9,7 @@ from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Part, Rows, stored_mask_entry, stored_sink
-from tkc.kernels.attention.cpu_tile import KeySteps, attend_tile
+from tkc.kernels.attention.cpu_tile import KeyStrides, attend_tile
 from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.pieces import Pieces
@@ -118,14 +118,14 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             first_block = first_key_block(p, first_query, queries, keys, c.block_keys, end)
             own = QueryTile(mask, batch, head, first_query, queries, keys)
             rows = _tile_rows(p, Tensors(q, k, v, mask, sinks, out), own)
-            steps = KeySteps(
+            strides = KeyStrides(
                 p.head_size * (p.num_kv_heads if p.k_layout == "bshd" else 1),
                 p.value_head_size * (p.num_kv_heads if p.v_layout == "bshd" else 1),
             )
             if queries - first_query <= c.block_queries // 2:
-                attend_tile(p, c.block_queries // 2, c.block_keys, visible_keys, rows, steps, out, first_block)
+                attend_tile(p, c.block_queries // 2, c.block_keys, visible_keys, rows, strides, out, first_block)
             else:
-                attend_tile(p, c.block_queries, c.block_keys, visible_keys, rows, steps, out, first_block)
+                attend_tile(p, c.block_queries, c.block_keys, visible_keys, rows, strides, out, first_block)
 
     return attention_prefill
 

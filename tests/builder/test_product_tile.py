@@ -46,9 +46,9 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return ctypes.CDLL(str(folder / "code.so"))
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES, ids=str)
-def test_products(library: ctypes.CDLL, shape: tuple[int, int, int], turned: bool) -> None:
+def test_products(library: ctypes.CDLL, shape: tuple[int, int, int], transposed: bool) -> None:
     """Of any numbers of rows, columns and steps, from matrices with gaps; nothing beside the result is written."""
     rows, columns, steps = shape
     generator = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_products(library: ctypes.CDLL, shape: tuple[int, int, int], turned: boo
     def random(*shape: int) -> np.ndarray:
         return generator.standard_normal(shape).astype("float32")
 
-    left = random(steps, rows + 2)[:, :rows].T if turned else random(rows, steps + 2)[:, :steps]
+    left = random(steps, rows + 2)[:, :rows].T if transposed else random(rows, steps + 2)[:, :steps]
     right, scale = random(steps, columns + 3)[:, :columns], random(rows)
     before = random(rows + 1, columns + 5)
     operands = [*_addressed(left, 2), *_addressed(right, 1)]

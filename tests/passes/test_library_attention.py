@@ -84,6 +84,18 @@ def test_attention_is_pytorchs(name: str, is_open: bool) -> None:
         _check(executable, function, made(count, count))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_other_numbers_of_keys(is_causal: bool) -> None:
+    """More and fewer than there are queries, and none, of which the results are zeros."""
+    function = lambda q, k, v: sdpa(q, k, v, is_causal=is_causal)  # noqa: E731
+    rows, keys = ({2: Dim(name, min=0, max=4096)} for name in ("rows", "keys"))
+    dynamic = {"args": (rows, keys, keys)}
+    executable = tkc.compile(Applied(function), _tensors(96, 80), database=False, dynamic_shapes=dynamic)
+    assert [use.operator for use in executable.report.library_calls] == [OPERATOR]
+    for counts in ((5, 130), (130, 5), (33, 1), (7, 0), (0, 7)):
+        _check(executable, function, _tensors(*counts))
+
+
 @pytest.mark.parametrize(
     ("function", "keys", "options"),
     [

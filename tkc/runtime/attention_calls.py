@@ -33,14 +33,14 @@ def attend(description: str, *operands: Any) -> torch.Tensor:
 @functools.cache
 def _attention(description: str) -> Callable[..., torch.Tensor]:
     call = json.loads(description)
-    turned = [layout == "bshd" for layout in call["layouts"]]
+    *of_operands, of_result = (layout == "bshd" for layout in call["layouts"])  # rows before heads
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.transpose(1, 2) if turn else each for each, turn in zip(operands[:3], turned[:3], strict=True))
+        q, k, v = (each.transpose(1, 2) if turn else each for each, turn in zip(operands, of_operands, strict=False))
         mask = operands[3] if len(operands) > 3 else None
         found = scaled_dot_product_attention(
             q, k, v, mask, is_causal=call["is_causal"], scale=call["scale"], enable_gqa=q.shape[1] != k.shape[1]
         )
-        return found.transpose(1, 2) if turned[3] else found
+        return found.transpose(1, 2) if of_result else found
 
     return run

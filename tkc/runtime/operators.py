@@ -19,7 +19,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -107,24 +107,35 @@ def register() -> None:
     tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
-    tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_multiply_bfloat16))
-    tvm_ffi.register_global_func(ATTEND, _noting(_attend))
-    tvm_ffi.register_global_func(SORT, _noting(_sort))
-    tvm_ffi.register_global_func(TOP, _noting(_top))
+    tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_of_text(multiply_bfloat16)))
+    tvm_ffi.register_global_func(ATTEND, _noting(_of_text(attend)))
+    tvm_ffi.register_global_func(SORT, _noting(_of_text(sort)))
+    tvm_ffi.register_global_func(TOP, _noting(_of_text(top)))
     os.register_at_fork(after_in_child=_THREADS.lose)
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose exception is noted: TVM hands on its message alone."""
+    """``function``, whose exception is noted: TVM hands on its message alone.
+
+    It runs outside of the caller's autocast: generated code expects the dtypes that the model was compiled with.
+    """
 
     def noting(*arguments: Any) -> Any:
         try:
-            return function(*arguments)
+            with ExitStack() as outside:
+                for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                    outside.enter_context(torch.autocast(kind, enabled=False))
+                return function(*arguments)
         except Exception as error:
             _RUNNING.error = error
             raise
 
     return noting
+
+
+def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with its description as Python's text, not TVM's."""
+    return lambda description, *operands: function(str(description), *operands)
 
 
 def _call(description: str, *operands: Any) -> Any:
@@ -145,22 +156,6 @@ def _multiply_integers(description: str, *operands: Any) -> torch.Tensor:
 
 def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
     return convolve_integers(_RUNNING.packed, str(description), *operands)
-
-
-def _multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
-    return multiply_bfloat16(str(description), left, right)
-
-
-def _attend(description: str, *operands: Any) -> torch.Tensor:
-    return attend(str(description), *operands)
-
-
-def _sort(description: str, x: Any) -> list[torch.Tensor]:
-    return sort(str(description), x)
-
-
-def _top(description: str, x: Any) -> list[torch.Tensor]:
-    return top(str(description), x)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tvm import arith, relax, tirx
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
-from tvm_ffi import structural_equal
 
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.domains import describe, stock_converters
-from tkc.frontend.onnx.sizes import Size, SizeAlgebra, UndecidedError, compared
+from tkc.frontend.onnx.sizes import Size, SizeAlgebra, UndecidedError, compared, is_empty_with
 from tkc.frontend.onnx.torch_calls import TorchCalls
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK
 from tkc.frontend.onnx.values import (
@@ -190,7 +189,7 @@ class Node:
         ``part`` is as in :class:`tkc.frontend.indices.IndexUse`. The axis has to have elements, but where there are no
         indices if it has none: a batch's own row for each of its rows.
         """
-        if not any(_empty_beside(extent, size) for extent in indices.struct_info.shape):
+        if not any(is_empty_with(extent, size) for extent in indices.struct_info.shape):
             self.require_elements(size)
         self.index_uses.add(indices, size, wraps=True, source=describe(self.proto), part=part)
 
@@ -253,11 +252,3 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
-
-
-def _empty_beside(extent: Size, size: Size) -> bool:
-    """Whether an axis has no elements wherever one of ``size`` has none."""
-    if not isinstance(size, tirx.Var):
-        return bool(structural_equal(extent, size))
-    of_none = tirx.stmt_functor.substitute(tirx.convert(extent), {size: tirx.const(0, size.dtype)})
-    return bool(structural_equal(arith.Analyzer().simplify(of_none), tirx.const(0, size.dtype)))

@@ -259,6 +259,15 @@ class SizeAlgebra:
         return self.simplify(math.prod(sizes, start=1))
 
 
+def is_empty_with(extent: Size, size: Size) -> bool:
+    """Whether an axis of ``extent`` has no elements wherever ``size`` is 0, as far as its formula shows."""
+    if not isinstance(size, tirx.Var):
+        return bool(structural_equal(extent, size))
+    zero = tirx.const(0, size.dtype)
+    of_none = tirx.stmt_functor.substitute(tirx.convert(extent), {size: zero})
+    return bool(structural_equal(arith.Analyzer().simplify(of_none), zero))
+
+
 def compared(relation: Callable[..., tirx.PrimExpr], left: Size, right: Size) -> tirx.PrimExpr:
     """The ``relation``, ``tirx.EQ`` or the like, of two sizes."""
     return relation(*(tirx.const(side, "int64") if isinstance(side, int) else side for side in (left, right)))
