@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import tvm
@@ -160,7 +161,7 @@ def substitution_stages(
                 _substitute(SubstituteKernels(target, kernels, RULES, configure)),
                 LowerAttention(),
                 _substitute(SubstituteKernels(target, kernels, PRODUCT_RULES, configure)),
-                Step("PackWeights", _pack_weights),
+                Step("PackWeights", partial(_pack_weights, permutes=target.is_cuda)),
                 Canonicalize(),
                 *linear,
                 Step("ListKernels", _list_kernels),
@@ -178,8 +179,9 @@ def _substitute(kernels: SubstituteKernels) -> Step:
     return Step("SubstituteKernels", run)
 
 
-def _pack_weights(state: Compilation) -> Compilation:
-    module, packed = pack_weights(state.module)
+def _pack_weights(state: Compilation, *, permutes: bool) -> Compilation:
+    # The weights that a CPU shares with the model go on following it.
+    module, packed = pack_weights(state.module, permutes=permutes)
     return replace(state, module=module, packed_weights=state.packed_weights + packed)
 
 

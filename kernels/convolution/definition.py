@@ -10,7 +10,7 @@ from tkc.kernels.convolution.parameters import ConvolutionParameters
 from tkc.kernels.convolution.spec import Convolution
 from tkc.kernels.hopper.windows import Windows
 from tkc.kernels.matmul import persistent
-from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.epilogue import activated, column_scale, normalized
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS
 from tkc.kernels.matmul.tiling import Tiling
@@ -27,7 +27,8 @@ def define(parameters: ConvolutionParameters, configuration: Tiling, target: Tar
         return _cpu(p, windows, replace(configuration, block_n=min(configuration.block_n, p.n)))
     types = tensor_types(Convolution(), p, OPTIONAL_TENSORS)
     operands = SimpleNamespace(**{**vars(types), "a": types.image, "b": types.weight})
-    return persistent.define(p.product, configuration, operands, windows)
+    rest = persistent.Ending(p.batch_norm, p.activation_is_last)
+    return persistent.define(p.product, configuration, operands, windows, rest)
 
 
 def _cpu(p: ConvolutionParameters, windows: Windows, c: Tiling) -> PrimFunc:
@@ -56,6 +57,10 @@ def _cpu(p: ConvolutionParameters, windows: Windows, c: Tiling) -> PrimFunc:
         image: types.image,
         weight: types.weight,
         bias: types.bias,
+        mean: types.mean,
+        variance: types.variance,
+        scale: types.scale,
+        shift: types.shift,
         residual: types.residual,
         out: types.out,
     ) -> None:
@@ -68,8 +73,15 @@ def _cpu(p: ConvolutionParameters, windows: Windows, c: Tiling) -> PrimFunc:
             for row, row_sums in zip(rows, sums, strict=True):
                 for j in T.serial(c.block_n):
                     x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
-                    y = activated(x, p.activation, exact=True)
+                    if p.batch_norm is not None:
+                        center, spread, factor, offset = (
+                            to_float32(vector[column + j], p.batch_norm.dtype)
+                            for vector in (mean, variance, scale, shift)
+                        )
+                        x = normalized(x, center, column_scale(p.batch_norm, spread, factor), offset)
+                    y = x if p.activation_is_last else activated(x, p.activation, exact=True)
                     y = y + to_float32(residual[row, column + j], p.stored_dtype) if p.residual else y
+                    y = activated(y, p.activation, exact=True) if p.activation_is_last else y
                     out[row, column + j] = from_float32(y, p.stored_dtype)
 
     return convolution

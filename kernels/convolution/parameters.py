@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 
 _ALONE = {"extents": 1, "strides": 1, "dilation": 1, "before": 0, "after": 0}
 """What an axis of one pixel has."""
@@ -32,7 +32,9 @@ LEAST_DEPTH = 32
 
 @dataclass(frozen=True)
 class ConvolutionParameters:
-    """``activation(image * weight + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf).
+    """``activation(batch_norm(image * weight + bias)) + residual``, accumulated in float32. ``gelu`` is exact (erf).
+
+    Where the ``activation_is_last``, it is that of the sum with the residual.
 
     ``n`` and ``channels`` are those of the output and of the image. Of the image's two axes each has its ``extents`` of
     a window, ``strides``, ``dilation``, and as many zeros ``before`` and ``after`` the image. ``residual`` has the
@@ -53,7 +55,9 @@ class ConvolutionParameters:
     after: tuple[int, int] = (0, 0)
     out_dtype: Literal["float16", "bfloat16"] | None = None
     bias: bool = False
+    batch_norm: BatchNorm | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+    activation_is_last: bool = False
     residual: bool = False
     lines: tuple[int, int] | None = None
 
@@ -78,8 +82,11 @@ class ConvolutionParameters:
 
     @property
     def depth(self) -> int:
-        """The columns of the weight for one pixel: its channels, and zeros up to a multiple of :data:`LEAST_DEPTH`."""
-        return -(-self.channels // LEAST_DEPTH) * LEAST_DEPTH
+        """The columns of the weight for one pixel: its channels, and zeros up to a multiple of :data:`LEAST_DEPTH`.
+
+        Without the zeros where windows have one pixel, whose channels end with the depth of the product.
+        """
+        return self.channels if prod(self.extents) == 1 else -(-self.channels // LEAST_DEPTH) * LEAST_DEPTH
 
     @property
     def spans(self) -> tuple[int, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
-from tkc.kernels.matmul.reference import with_epilogue
+from tkc.kernels.matmul.reference import ACTIVATIONS
 
 if TYPE_CHECKING:
     from tkc.kernels.convolution.parameters import ConvolutionParameters
@@ -16,13 +17,28 @@ if TYPE_CHECKING:
 def convolution(
     parameters: ConvolutionParameters, image: torch.Tensor, weight: torch.Tensor, *epilogue: torch.Tensor
 ) -> torch.Tensor:
-    """``activation(image * weight + bias) + residual`` in float32, as rows of the output's dtype.
+    """``activation(batch_norm(image * weight + bias)) + residual`` in float32, as rows of the output's dtype.
 
-    ``epilogue`` holds the bias and the residual, each where the parameters have one.
+    ``epilogue`` holds the bias, the vectors of the batch normalization and the residual, each where there is one.
     """
-    pixels = functional.pad(as_pixels(parameters, image), (0, parameters.depth - parameters.channels))
-    windows = convolved(parameters, pixels.float(), weight.float()).flatten(0, 2)
-    return with_epilogue(parameters.product, windows, epilogue).contiguous()
+    p, operands = parameters, iter(epilogue)
+    pixels = functional.pad(as_pixels(p, image), (0, p.depth - p.channels))
+    if 0 in pixels.shape[1:3] and prod(p.extents) == 1:  # PyTorch convolves no image without pixels
+        x = pixels.new_empty(0, p.n, dtype=torch.float32)
+    else:
+        x = convolved(p, pixels.float(), weight.float()).flatten(0, 2)
+    if p.bias:
+        x = x + next(operands).float()
+    if p.batch_norm is not None:
+        mean, variance, scale, shift = (next(operands).float() for _ in p.batch_norm.VECTORS)
+        # Where a scale is infinite, PyTorch's own differs between the CPU and GPUs. This is the latter's.
+        x = (x - mean) * ((variance + p.batch_norm.epsilon).rsqrt() * scale) + shift
+    activation = ACTIVATIONS[p.activation] if p.activation is not None else torch.clone
+    x = x if p.activation_is_last else activation(x)
+    if p.residual:
+        x = x + next(operands).float()
+    x = activation(x) if p.activation_is_last else x
+    return x.to(getattr(torch, p.stored_dtype)).contiguous()
 
 
 def as_pixels(parameters: ConvolutionParameters, image: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
-from tkc.kernels.convolution.parameters import ConvolutionParameters
+from tkc.kernels.convolution.parameters import LEAST_DEPTH, ConvolutionParameters
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.cost import has_estimates, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.parameters import BatchNorm
 from tkc.kernels.matmul.spec import gemm
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
@@ -43,8 +45,9 @@ _MOST_STRIDE = 8
 
 
 class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
-    """``image [batch, height, width, channels]``, ``weight [n, extents ... x depth]``, ``bias [n]`` and
-    ``residual [m, n]`` to ``out [m, n]``, of which ``m`` are the windows, ``batch x rows x columns``.
+    """``image [batch, height, width, channels]``, ``weight [n, extents ... x depth]``, ``bias [n]``, the vectors of a
+    batch normalization, ``[n]`` each, and ``residual [m, n]`` to ``out [m, n]``, of which ``m`` are the windows,
+    ``batch x rows x columns``.
 
     An image of lines is ``[batch, height, width]``, of which ``width`` are a line's elements.
     """
@@ -53,7 +56,12 @@ class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
     parameters_type = ConvolutionParameters
     configuration_type = Tiling
     dispatch_size = "m"
-    minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual", "before", "after", "dilation"})
+    minor_parameters = frozenset(
+        {
+            *("out_dtype", "bias", "batch_norm", "activation", "activation_is_last", "residual"),
+            *("before", "after", "dilation"),
+        }
+    )
 
     def unsupported(self, parameters: ConvolutionParameters, target: Target) -> str | None:
         p = parameters
@@ -67,6 +75,8 @@ class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
             return f"the image has {p.channels} channels, and its pixels must begin at multiples of 16 bytes"
         if not loadable_by_tma((p.n,)):
             return f"n={p.n}, and rows of the output must begin at multiples of 16 bytes"
+        if p.activation_is_last and not (p.activation and p.residual):
+            return "an activation is the last step behind a residual alone"
         if p.residual and p.out_dtype not in (None, p.dtype):
             return "a residual has the operands' dtype"
         corners = [-zeros for zeros in p.before]
@@ -85,6 +95,8 @@ class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
         ]
         if p.bias:
             tensors.append(TensorType("bias", (p.n,), p.dtype))
+        if p.batch_norm is not None:
+            tensors += [TensorType(name, (p.n,), p.batch_norm.dtype) for name in BatchNorm.VECTORS]
         if p.residual:
             tensors.append(TensorType("residual", ("m", p.n), p.stored_dtype))
         return tuple(tensors)
@@ -93,13 +105,18 @@ class Convolution(KernelSpec[ConvolutionParameters, Tiling]):
         return (TensorType("out", ("m", parameters.n), parameters.stored_dtype),)
 
     def configurations(self, parameters: ConvolutionParameters, target: Target) -> tuple[Tiling, ...]:
-        """Blocks that stay, each slice of which is of one pixel of the windows."""
+        """Blocks that stay, each slice of which is of one pixel of the windows.
+
+        The vectors of a batch normalization may take the room of a stage.
+        """
         p = parameters
         if not target.is_cuda:
             return cpu_tilings("nk", p.dtype)
-        whole = [tiling for tiling in _TILINGS if p.depth % tiling.block_k == 0]
-        deepest = max(tiling.block_k for tiling in whole)
-        return fitting([tiling for tiling in whole if tiling.block_k == deepest], p.n, p.product.strides, target)
+        block_k = 64 if p.depth % 64 == 0 or (prod(p.extents) == 1 and p.depth > LEAST_DEPTH) else LEAST_DEPTH
+        tilings = [tiling for tiling in _TILINGS if tiling.block_k == block_k]
+        if p.batch_norm is not None:
+            tilings = [tiling.with_room(tiling.batch_norm_memory, target.shared_memory) for tiling in tilings]
+        return fitting(tilings, p.n, p.product.strides, target)
 
     def reduction_order(self, parameters: ConvolutionParameters, configuration: Tiling, target: Target) -> Hashable:
         """See :mod:`tkc.kernels.matmul.sum_order`."""

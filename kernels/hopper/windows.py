@@ -105,7 +105,7 @@ def load_windows(
     channels. All threads of a warpgroup call this, and one loads; ``full[stage]`` counts the bytes.
     """
     windows, channels = (int(size) for size in tile.shape[1:])
-    slices = w.depth // channels
+    slices = -(-w.depth // channels)
     pixel, part = truncdiv(step, slices), truncmod(step, slices)
     entry, top, left = first
     if T.shuffle_elect(WARPGROUP):

@@ -7,7 +7,7 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.matmul.columns import holds
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling
 
 # Of a residual, what a thread can hold while its sums come to be: 32 registers, beside 64 of these.
@@ -50,6 +50,16 @@ def activated(x: PrimExpr, activation: str | None, exact: bool = False) -> PrimE
         case "silu":
             return x / (1.0 + T.exp(-x))
     return x
+
+
+def column_scale(norm: BatchNorm, variance: PrimExpr, scale: PrimExpr) -> PrimExpr:
+    """What the batch normalization ``norm`` multiplies a column by, in float32."""
+    return T.rsqrt(variance + T.float32(norm.epsilon)) * scale
+
+
+def normalized(x: PrimExpr, mean: PrimExpr, scale: PrimExpr, shift: PrimExpr) -> PrimExpr:
+    """``x`` of a column with this mean, multiplied by the ``scale`` that :func:`column_scale` gives, and shifted."""
+    return (x - mean) * scale + shift
 
 
 def _gelu(x: PrimExpr) -> PrimExpr:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """``(x - mean) / sqrt(variance + epsilon) * scale + shift``, of four vectors ``[n]`` of the same ``dtype``."""
+
+    dtype: Literal["float32", "float16", "bfloat16"]
+    epsilon: float
+
+    VECTORS: ClassVar[tuple[str, ...]] = ("mean", "variance", "scale", "shift")
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,18 @@ from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
 from tkc.kernels.hopper.windows import Windows, load_windows
 from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
-from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated, column_scale, normalized
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT, Tiling
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a convolution may end in beside a matrix product's epilogue: ``batch_norm`` of the product and its bias, and
+    an activation of the sum with the residual, if the ``activation_is_last``."""
+
+    batch_norm: BatchNorm | None = None
+    activation_is_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class _Shape:
     c: Tiling
     batched: bool
     windows: Windows | None
+    ending: Ending
 
     @property
     def float32(self) -> bool:
@@ -78,8 +88,8 @@ class _Shape:
         return self.c.block_m // self.rows
 
     @property
-    def bias_columns(self) -> int:
-        """Columns of the bias that a warpgroup loads: as many by each thread."""
+    def loaded_columns(self) -> int:
+        """Columns of the bias, and of other vectors, that a warpgroup loads: as many by each thread."""
         return -(-self.c.block_n // WARPGROUP) * WARPGROUP
 
     @property
@@ -110,8 +120,9 @@ class _Kernel:
     """One block: its tensors in global memory, the tiles that it computes, and its shared memory.
 
     The ring's stages are ``a_shared [stages, block_m, block_k]``, for slices of a residual, too, and ``b_shared``.
-    ``tile_bias [row parts, bias columns]`` holds the bias of each warpgroup's tile. Operands of float32 are ``split``,
-    and accumulators of intra-CTA split-K go through an ``exchange``.
+    ``tile_bias [row parts, loaded columns]`` holds the bias of each warpgroup's tile, ``tile_norm [3, row parts, loaded
+    columns]`` the mean, the scale and the shift of a batch normalization. Operands of float32 are ``split``, and
+    accumulators of intra-CTA split-K go through an ``exchange``.
     """
 
     shape: _Shape
@@ -124,6 +135,7 @@ class _Kernel:
     b_shared: Buffer
     staging: Staging
     tile_bias: Buffer
+    tile_norm: Buffer
     split: tf32.Slices | None
     exchange: shared_depth.Exchange | None
 
@@ -142,15 +154,22 @@ class _Rows:
     rows: slice
     acc: Buffer
     bias: Buffer
+    norm: tuple[Buffer, ...]
 
 
-def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace, windows: Windows | None = None) -> PrimFunc:
+def define(
+    p: MatmulParameters,
+    c: Tiling,
+    types: SimpleNamespace,
+    windows: Windows | None = None,
+    ending: Ending = Ending(),  # it cannot change
+) -> PrimFunc:
     """The kernel over the same tensors as the one with a block for each tile: those of ``types``, ``None`` for others.
 
     Where these have a batch axis in front, tiles of one entry follow those of another. Where ``a`` is an image, its
-    ``windows`` are the rows that are multiplied.
+    ``windows`` are the rows that are multiplied. ``ending`` says what else is computed of the sums.
     """
-    shape = _Shape(p, c, len(types.out.shape) == 3, windows)
+    shape = _Shape(p, c, len(types.out.shape) == 3, windows, ending)
     # Warpgroups that share the depth wait for their own slices only. Loads may land in any order, and a barrier whose
     # last phase has not ended yet looks as if the next one had. Of float32, the warpgroup that splits waits for all.
     assert shape.float32 or c.shares == 1
@@ -160,6 +179,10 @@ def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace, windows: Wind
         a: types.a,
         b: types.b,
         bias: types.bias,
+        mean: types.mean,
+        variance: types.variance,
+        scale: types.scale,
+        shift: types.shift,
         residual: types.residual,
         out: types.out,
         out_1: types.out_1,
@@ -176,12 +199,20 @@ def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace, windows: Wind
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *shape.b_tile), p.dtype)
             staged = staging(STORES_IN_FLIGHT, c.block_m, shape.width, p.stored_dtype)
-            tile_bias = T.alloc_shared((shape.row_parts, shape.bias_columns), p.dtype)
+            tile_bias = T.alloc_shared((shape.row_parts, shape.loaded_columns), p.dtype)
+            tile_norm = T.alloc_shared((3, shape.row_parts, shape.loaded_columns), "float32")
             schedule = Cyclic(c.blocks, block)
             turns = schedule.turns(tiles.number)
             kernel = _Kernel(
                 shape,
-                SimpleNamespace(a=a, b=b, bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3)),
+                SimpleNamespace(
+                    a=a,
+                    b=b,
+                    bias=bias,
+                    norm=(mean, variance, scale, shift),
+                    residual=residual,
+                    outputs=(out, out_1, out_2, out_3),
+                ),
                 tiles,
                 schedule,
                 turns,
@@ -190,6 +221,7 @@ def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace, windows: Wind
                 b_shared,
                 Staging(staged),
                 tile_bias,
+                tile_norm,
                 tf32.slices(a_shared, b_shared, c, p.weight_layout) if shape.float32 else None,
                 shared_depth.exchange(c),
             )
@@ -273,8 +305,10 @@ def _compute(k: _Kernel, warpgroup: int) -> None:
     top = row_part * s.rows
     acc = T.alloc_fragment((s.rows, c.block_n), "float32")
     parts = tf32.registers(s.rows, c) if s.float32 else None
-    own_bias = T.alloc_fragment((s.bias_columns,), p.dtype)
-    own = _Rows(row_part, slice(top, top + s.rows), acc, own_bias)
+    own_bias = T.alloc_fragment((s.loaded_columns,), p.dtype)
+    norm = s.ending.batch_norm
+    own_norm = _vectors(s) if norm is not None else ()
+    own = _Rows(row_part, slice(top, top + s.rows), acc, own_bias, own_norm)
     entry = T.alloc_var("int32")
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
@@ -284,7 +318,9 @@ def _compute(k: _Kernel, warpgroup: int) -> None:
         row = begin[1] + top
         column = begin[2]
         if p.bias and share == 0:  # it arrives while the tensor cores work
-            T.copy(k.tensors.bias[column : column + s.bias_columns], own_bias)
+            T.copy(k.tensors.bias[column : column + s.loaded_columns], own_bias)
+        for vector, own_vector in zip(k.tensors.norm, own_norm, strict=False):
+            T.copy(vector[column : column + s.loaded_columns], own_vector)
         T.clear(acc)
         for nth in T.serial(-(-max(s.steps - share, 0) // c.shares)):
             at, parity = k.ring.slot(s.slice_number(turn, nth * c.shares + share))
@@ -336,13 +372,16 @@ def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr
 
 @T.macro
 def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimExpr, column: PrimExpr) -> None:
-    """Epilogue of a warpgroup's rows, which begin at ``row`` and ``column``: bias, activation, residual, and store."""
+    """Epilogue of a warpgroup's rows, which begin at ``row`` and ``column``, and their store."""
     s, p, c = k.shape, k.shape.p, k.shape.c
     if p.bias:
         # Only the thread that stores waits; what the others do next is ordered after it by the barrier that follows
         # this copy. TileLang puts none between the wait for the first part and its threads' writes.
         k.staging.wait()
         T.copy(own.bias, k.tile_bias[own.part, :])
+    if s.ending.batch_norm is not None:
+        k.staging.wait()
+        _share_norm(k, own)
     for part, first in enumerate(range(0, c.block_n, s.width)):
         # What this part is the first to need: parts are stored while later slices are still to come.
         for nth, left in s.residual_slices(part):
@@ -360,6 +399,24 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
                 )
 
 
+def _vectors(s: _Shape) -> tuple[Buffer, ...]:
+    """A thread's registers for what it loads of a batch normalization's vectors."""
+    norm = s.ending.batch_norm
+    return () if norm is None else tuple(T.alloc_fragment((s.loaded_columns,), norm.dtype) for _ in norm.VECTORS)
+
+
+@T.macro
+def _share_norm(k: _Kernel, own: _Rows) -> None:
+    """Write what a batch normalization does to each column where all threads of the warpgroup read it."""
+    mean, variance, scale, shift = own.norm
+    for j in T.Parallel(k.shape.loaded_columns):
+        k.tile_norm[0, own.part, j] = T.cast(mean[j], "float32")
+        k.tile_norm[1, own.part, j] = column_scale(
+            k.shape.ending.batch_norm, T.cast(variance[j], "float32"), T.cast(scale[j], "float32")
+        )
+        k.tile_norm[2, own.part, j] = T.cast(shift[j], "float32")
+
+
 @T.macro
 def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int) -> None:
     """Finish a tile's columns from ``left`` on, to which the ``nth`` slice of the residual is added, and add it."""
@@ -370,16 +427,21 @@ def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int) -
     k.ring.wait_full(at, parity)
     for i, j in T.Parallel(s.rows, columns):
         own.acc[i, left + j] += T.cast(k.a_shared[at, own.rows.start + i, j], "float32")
+        if s.ending.activation_is_last:
+            own.acc[i, left + j] = activated(own.acc[i, left + j], s.p.activation)
     k.ring.arrive_empty(at)
 
 
 @T.macro
 def _activate(k: _Kernel, own: _Rows, first: int, columns: int) -> None:
-    """Bias and activation of some columns of a tile, from its ``first`` on."""
-    p = k.shape.p
-    if p.bias or p.activation:
+    """Bias, normalization and activation of some columns of a tile, from its ``first`` on."""
+    p, norm = k.shape.p, k.shape.ending.batch_norm
+    activation = None if k.shape.ending.activation_is_last else p.activation
+    if p.bias or norm is not None or activation:
         for i, j in T.Parallel(k.shape.rows, columns):
             x = own.acc[i, first + j]
             if p.bias:
                 x = x + T.cast(k.tile_bias[own.part, first + j], "float32")
-            own.acc[i, first + j] = activated(x, p.activation, exact=k.shape.float32)
+            if norm is not None:
+                x = normalized(x, *(k.tile_norm[nth, own.part, first + j] for nth in range(3)))
+            own.acc[i, first + j] = activated(x, activation, exact=k.shape.float32)

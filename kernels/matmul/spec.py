@@ -10,7 +10,7 @@ from tkc.kernels.library_calls import WORKSPACE_BYTES, LibraryCall, OrLibraryCal
 from tkc.kernels.matmul.cost import Gemm, has_estimates, library_microseconds, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
@@ -67,7 +67,7 @@ _TILINGS = {
 MatmulConfiguration: TypeAlias = Tiling | LibraryCall
 
 OUTPUT_NAMES = ("out", "out_1", "out_2", "out_3")
-OPTIONAL_TENSORS = ("bias", "residual", *OUTPUT_NAMES)
+OPTIONAL_TENSORS = ("bias", *BatchNorm.VECTORS, "residual", *OUTPUT_NAMES)
 
 
 class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):

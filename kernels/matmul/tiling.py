@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, TypeVar
 
 from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.target import Target
@@ -62,6 +62,19 @@ class Tiling:
     def staged_memory(self, item_bytes: int = 2) -> int:
         """Bytes of shared memory for what a persistent block stores, in elements of ``item_bytes``."""
         return item_bytes * STORES_IN_FLIGHT * self.block_m * self.stored_columns(item_bytes)
+
+    @property
+    def batch_norm_memory(self) -> int:
+        """Bytes of shared memory for three numbers in float32 of each column, for each warpgroup's rows of a tile."""
+        columns = -(-self.block_n // WARPGROUP) * WARPGROUP
+        return 3 * 4 * (self.block_m // self.warpgroup_rows) * columns
+
+    def with_room(self, more: int, shared_memory: int) -> Self:
+        """With fewer stages where ``more`` bytes beside its own would not fit into a block's ``shared_memory``."""
+        fewer = self
+        while fewer.stages > 2 and fewer.shared_memory() + more > shared_memory:
+            fewer = replace(fewer, stages=fewer.stages - 1)
+        return fewer
 
     @property
     def warpgroup_rows(self) -> int:

@@ -69,7 +69,7 @@ def weight_sizes(fused: Fused) -> tuple[int, int]:
 
 def fused_product(graph: Graph, expr: relax.Expr) -> Fused | None:
     """``expr`` as the sum of an activated product and another tensor of its shape, or as the former alone."""
-    expr = _before_reshape(graph, expr)
+    expr = before_reshape(graph, expr)
     call = graph.call(expr, "relax.add")
     if call is not None and graph.same_shape(*map(shape, call.args)):
         for inner, residual in (call.args, reversed(call.args)):
@@ -80,7 +80,7 @@ def fused_product(graph: Graph, expr: relax.Expr) -> Fused | None:
 
 
 def _with_activation(graph: Graph, expr: relax.Expr) -> Fused | None:
-    expr = _before_reshape(graph, expr)
+    expr = before_reshape(graph, expr)
     found = activated(graph, graph.variable(graph.value(expr)))
     if found is None:
         return biased_product(graph, expr)
@@ -90,7 +90,7 @@ def _with_activation(graph: Graph, expr: relax.Expr) -> Fused | None:
 
 def biased_product(graph: Graph, expr: relax.Expr) -> Fused | None:
     """``expr`` as a product with a weight that the kernel takes, or one plus a bias; nothing else reads the product."""
-    expr = _before_reshape(graph, expr)
+    expr = before_reshape(graph, expr)
     call = graph.call(expr, "relax.add")
     if call is None:
         return _product(graph, expr)
@@ -98,7 +98,7 @@ def biased_product(graph: Graph, expr: relax.Expr) -> Fused | None:
         dims = shape(bias)
         is_row = bool(dims) and len(dims) <= call.struct_info.ndim and all(static(dim) == 1 for dim in dims[:-1])
         if is_row and graph.equal(dims[-1], shape(call)[-1]) and sole_reader(graph, inner) is not None:
-            fused = _product(graph, _before_reshape(graph, inner))
+            fused = _product(graph, before_reshape(graph, inner))
             return None if fused is None else replace(fused, bias=bias)
     return None
 
@@ -115,7 +115,7 @@ def _has_axes(expr: relax.Expr) -> bool:
     return bool(known_dims(expr.struct_info))
 
 
-def _before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
+def before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
     """``expr`` before casts, and reshapes that keep its last axis, of what nothing else reads."""
     while (call := graph.call(expr, "relax.reshape", "relax.astype")) is not None:
         inner = call.args[0]

@@ -6,6 +6,7 @@ these from the image itself. Its epilogue is the matmul's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import gcd, prod
 
@@ -13,12 +14,13 @@ from tvm import relax
 from tvm.relax import op
 
 from tkc.kernels.convolution.parameters import ConvolutionParameters
+from tkc.kernels.matmul.parameters import BatchNorm
 from tkc.kernels.matmul.tiling import TMA_ALIGNMENT
-from tkc.passes.graph.bindings import shape, static
+from tkc.passes.graph.bindings import dtype, shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.layout import as_matrix, as_vector, kernel_call, product
 from tkc.passes.recognizers.convolution import GatheredWindows, gathered_windows
-from tkc.passes.recognizers.matmul_epilogue import ROOTS, matmul_with_epilogue
+from tkc.passes.recognizers.matmul_epilogue import ROOTS, epilogue_of, matmul_with_epilogue, normalized_product
 from tkc.passes.rules.rule import Rule, Site, operators
 
 _SIXTEEN_BITS = ("float16", "bfloat16")
@@ -32,31 +34,48 @@ windows, write and load them."""
 
 
 def _recognize(site: Site) -> Found | Refusal | None:
-    found = matmul_with_epilogue(site.graph, site.var)
+    graph, var = site.graph, site.var
+    normalized = normalized_product(graph, var) if dtype(var) in _SIXTEEN_BITS else None
+    found = matmul_with_epilogue(graph, var) if normalized is None else epilogue_of(graph, normalized.fused, var)
     if not isinstance(found, Found) or found.parameters.weight_layout != "nk":
         return None
-    windows = gathered_windows(site.graph, found.inputs["a"])
-    if windows is None:
+    windows = gathered_windows(graph, found.inputs["a"])
+    if windows is None and normalized is None:
         return None
     p = found.parameters
     if not {p.dtype, p.stored_dtype} <= set(_SIXTEEN_BITS):
         return Refusal(f"it makes {p.stored_dtype} of {p.dtype}, and the kernel loads and stores 16 bits")
-    of_pixels = _of_pixels if windows.channels_last else _of_lines
-    operands = of_pixels(windows, found.inputs["weight"])
+    operands = _operands(windows, found.inputs)
     if isinstance(operands, Refusal):
         return operands
     geometry, image, weight = operands
+    norm = None if normalized is None else normalized.norm
     parameters = replace(
         geometry,
         dtype=p.dtype,
         out_dtype=p.out_dtype,
         bias=p.bias,
+        batch_norm=None if norm is None else BatchNorm(norm.dtype, norm.epsilon),
         activation=p.activation,
+        activation_is_last=normalized is not None and normalized.is_last,
         residual=p.residual,
     )
-    added = {name: value for name, value in found.inputs.items() if name in ("bias", "residual")}
+    inputs = {**found.inputs, "image": image, "weight": weight}
+    if norm is not None:
+        inputs |= dict(zip(BatchNorm.VECTORS, norm.vectors, strict=True))
     rows = product(shape(found.inputs["a"])[:-1])
-    return Found(parameters, {"image": image, "weight": weight, **added}, found.replaces, found.consumed, {"m": rows})
+    used = {name: inputs[name] for name in _LAYOUTS if name in inputs}
+    return Found(parameters, used, found.replaces, found.consumed, {"m": rows})
+
+
+def _operands(windows: GatheredWindows | None, inputs: Mapping[str, relax.Expr]) -> _Operands | Refusal:
+    """The geometry, the image and the weight; rows that are no windows are pixels of one line."""
+    if windows is not None:
+        return (_of_pixels if windows.channels_last else _of_lines)(windows, inputs["weight"])
+    rows = inputs["a"]
+    n, channels = (int(size) for size in shape(inputs["weight"]))
+    line = op.reshape(rows, (1, 1, product(shape(rows)[:-1]), channels))
+    return ConvolutionParameters(n, channels, (1, 1), "bfloat16"), line, inputs["weight"]
 
 
 _Operands = tuple[ConvolutionParameters, relax.Expr, relax.Expr]
@@ -125,10 +144,11 @@ def _of_lines(windows: GatheredWindows, weight: relax.Expr) -> _Operands | Refus
     return p, lines, op.reshape(padded, (n, vertical * p.depth))
 
 
-_LAYOUTS = {
+_LAYOUTS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
     "image": lambda image: image,
     "weight": lambda weight: weight,
     "bias": as_vector,
+    **dict.fromkeys(BatchNorm.VECTORS, lambda vector: vector),
     "residual": as_matrix,
 }
 

@@ -19,7 +19,7 @@ from tkc.kernels.convolution.cases import convolution_case
 from tkc.kernels.convolution.parameters import ConvolutionParameters
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
@@ -141,6 +141,25 @@ _CHOSEN = {
     ),
     "convolution, pixels": _convolution(
         ConvolutionParameters(16, 32, (1, 1), "float16", (3, 2)), (2, 7, 8), (0, 1, 1), (1, 1, 1), (1, 128, 257)
+    ),
+    "convolution, normalized": _convolution(
+        ConvolutionParameters(
+            *(24, 32, (3, 3), "bfloat16"),
+            before=(1, 1),
+            after=(1, 1),
+            bias=True,
+            batch_norm=BatchNorm("bfloat16", 1e-5),
+            activation="relu",
+            activation_is_last=True,
+            residual=True,
+        ),
+        *((2, 5, 6), (0, 5, 6), (1, 1, 1), (1, 1, 129), (3, 65, 2)),
+    ),
+    "convolution, normalized pixels": _convolution(
+        ConvolutionParameters(
+            264, 40, (1, 1), "float16", batch_norm=BatchNorm("float32", 1e-3), activation="silu", residual=True
+        ),
+        *((1, 1, 40), (1, 1, 0), (1, 1, 1), (1, 1, 257), (2, 5, 31)),
     ),
     "convolution, lines": _convolution(
         ConvolutionParameters(16, 12, (3, 1), "float16", (2, 1), before=(1, 0), after=(0, 0), lines=(8, 5)),
@@ -315,7 +334,7 @@ def _values(declared: TensorType, case: Case, sizes: Mapping[str, int], generato
         return torch.randint(0, max(beyond[declared.name] or 0, 1), shape, generator=generator)
     scale = p.k**-0.5 if declared.name in ("b", "gate", "up") and getattr(p, "k", None) else 1.0
     values = torch.randn(shape, generator=generator) * scale
-    return values.abs() if declared.name.endswith("_scale") else values
+    return values.abs() if declared.name.endswith("_scale") or declared.name == "variance" else values
 
 
 def shape_of(declared: TensorType, sizes: Mapping[str, int]) -> list[int]:

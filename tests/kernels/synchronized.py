@@ -21,9 +21,10 @@ from tkc.kernels.attention.latent_spec import LatentConfiguration
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.attention.spec import DecodeConfiguration, PrefillConfiguration
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.convolution.parameters import ConvolutionParameters
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.parameters import BatchNorm, MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledTiling
@@ -71,7 +72,22 @@ def _case(name: str, **tensors: Any) -> Checked:
 
 _EPILOGUE: dict[str, Any] = {"bias": True, "activation": "relu"}
 
+_NORMALIZED = ConvolutionParameters(
+    *(128, 192, (1, 1), "bfloat16"),
+    batch_norm=BatchNorm("bfloat16", 1e-5),
+    activation="relu",
+    activation_is_last=True,
+    residual=True,
+)
+
 _CHOSEN = {
+    "convolution": _case("convolution"),
+    "convolution, normalized": Checked(
+        "convolution",
+        _NORMALIZED,
+        Tiling(128, 64, 64, stages=4, threads=256, blocks=32),
+        {"batch": 1, "height": 1, "width": _ROWS, "m": _ROWS},
+    ),
     "matmul, persistent": Checked(
         "matmul",
         MatmulParameters(128, 384, "bfloat16", **_EPILOGUE, residual=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,14 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import tkc
 from tests.passes.reference_execution import imported
 from tkc.contracts import UPDATES
+from tkc.frontend.exchangeable import model_weights
+from tkc.frontend.held_weights import HeldWeight
 from tkc.frontend.model import ImportedModel
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.pack_weights import PackedWeights, pack_weights
 from tkc.passes.graph.updates import updates
 from tkc.runtime.signature import Signature
+from tkc.runtime.weights import EntryWeights, check_weights, exchange
 
 X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
 
@@ -62,6 +69,66 @@ def test_weights_that_are_updated_stay_and_are_still_the_updated_ones() -> None:
     module["main"] = module["main"].with_attrs({"num_input": 1, UPDATES: [1]})
     changed, found = pack_weights(module)
     assert len(changed["main"].params) == 4 and found == ()
+
+
+def _convolution(x: Tensor, w: Tensor, other: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1) + other[0]
+
+
+def _permuted(function: Callable[..., object], weight: Tensor) -> list[PackedWeights]:
+    examples = [torch.randn(2, 32, 5, 5).bfloat16(), weight, torch.randn(2, 16, 1, 1).bfloat16()]
+    module = Canonicalize()(ConvolutionProducts()(imported(function, *examples, symbolic=())))
+    module["main"] = module["main"].with_attr("num_input", 1)
+    assert pack_weights(module)[1] == ()
+    return list(pack_weights(module, permutes=True)[1])
+
+
+def test_a_convolutions_weight_has_its_channels_last() -> None:
+    """Once, and not at each call, where nothing else reads it."""
+    weight = torch.randn(16, 32, 3, 3).bfloat16()
+    assert _permuted(_convolution, weight) == [PackedWeights((0,), 0, (0, 2, 3, 1))]
+    assert _permuted(lambda x, w, other: _convolution(x, w, other) + w[0, 0, 0, 0], weight) == []
+    assert _permuted(_convolution, weight.float()) == []
+
+
+def test_new_values_of_a_permuted_weight_are_permuted() -> None:
+    """They are given as the model has them."""
+    weight = torch.rand(4, 3, 2, 5)
+    held = HeldWeight(weight, "float32", "a", same_as="a")
+    model = ImportedModel(None, {"a": weight, "b": B}, Signature((), (), {}), held={"a": held})
+    model.pack_weights([PackedWeights((0,), 0, (0, 2, 3, 1))])
+    (name,) = set(model.parameters) - {"b"}
+    assert model.parameters[name].is_contiguous()
+    torch.testing.assert_close(model.parameters[name], weight.permute(0, 2, 3, 1))
+    weights = model_weights(model)
+    assert weights is not None
+    check_weights(weights, [(4, 3), (4, 2, 5, 3)], ["float32"] * 2, [False] * 2)
+    with pytest.raises(ValueError, match="does not fit"):
+        check_weights(weights, [(4, 3), (4, 3, 2, 5)], ["float32"] * 2, [False] * 2)
+    entries = {"main": EntryWeights(weights, model.parameters, {})}
+    other = torch.rand(4, 3, 2, 5)
+    changed = exchange(entries, {"a": other}, strict=True).parameters(entries, None)["main"]
+    torch.testing.assert_close(changed[name], other.permute(0, 2, 3, 1))
+    assert changed["b"] is B
+
+
+@pytest.mark.gpu
+def test_an_executable_with_permuted_weights_runs_and_loads(tmp_path: Path) -> None:
+    """On the GPU, with new values as well."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 16, 3)).bfloat16().cuda().eval()
+    x = torch.randn(2, 32, 9, 9).bfloat16().cuda()
+    executable = tkc.compile(model, (x,), target="cuda", database=False)
+    executable.save(tmp_path / "model.tkc")
+    with torch.no_grad():
+        for runnable in (executable, tkc.load(tmp_path / "model.tkc")):
+            torch.testing.assert_close(runnable(x), model(x), rtol=2e-2, atol=2e-2)
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.mul_(-1.5)
+        executable.load_weights(other.state_dict())
+        torch.testing.assert_close(executable(x), other(x), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(tkc.load(tmp_path / "model.tkc")(x), model(x), rtol=2e-2, atol=2e-2)
 
 
 def test_without_weights_nothing_is_packed() -> None:

@@ -53,6 +53,7 @@ def model_weights(model: ImportedModel) -> tuple[ModelWeight, ...] | None:
             weight.same_as,
             None if weight.parameter is None else positions[weight.parameter],
             weight.part,
+            weight.axes,
             weight.is_state,
             weight.fixed,
             weight.digest,

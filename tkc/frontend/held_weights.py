@@ -31,6 +31,7 @@ class HeldWeight:
     dtype: str
     parameter: str | None = None
     part: tuple[int, int, int] | None = None
+    axes: tuple[int, ...] | None = None
     is_state: bool = False
     fixed: str = ""
     digest: str = ""

@@ -80,7 +80,13 @@ class ImportedModel:
                     f"an entry concatenates {', '.join(sorted(updated))} with weights, and another entry updates it"
                 )
             parts = [self.parameters.pop(name).detach() for name in sources]
-            key = weights.axis, tuple(map(identity, parts))
+            key = weights.axis, weights.axes, tuple(map(identity, parts))
+            if weights.axes is not None:
+                (source,), (whole,) = sources, parts
+                if key not in known:
+                    known[key] = whole.permute(weights.axes).contiguous()
+                self.parameters[self._note_axes(source, weights.axes)] = known[key]
+                continue
             if key not in known:
                 known[key] = torch.cat(parts, weights.axis)
             self.parameters["+".join(sources)] = known[key]
@@ -91,6 +97,14 @@ class ImportedModel:
         for weight in (self.held or {}).values():
             if weight.parameter is not None:
                 weight.parameter = names[weight.parameter]
+
+    def _note_axes(self, source: str, axes: tuple[int, ...]) -> str:
+        """The new name of the parameter ``source``, whose axes are in another order now."""
+        name = f"{source}:{''.join(map(str, axes))}"
+        for weight in (self.held or {}).values():
+            if weight.parameter == source:
+                weight.parameter, weight.axes = name, axes
+        return name
 
     def _note_parts(self, sources: Sequence[str], parts: Sequence[torch.Tensor], axis: int) -> None:
         begin = 0

@@ -39,9 +39,10 @@ class ModelWeight:
     """One weight of the model, by the model's own name, and what became of it.
 
     It is the parameter of the compiled function at ``position``, or, of one that packs several weights, the slice
-    ``part``: its axis, where it begins and where it ends. Without a position nothing reads it. ``same_as`` is the first
-    of the names that the same tensor has. State is no weight: calls change it. ``fixed`` says why another value needs
-    another compilation; such a weight has the ``digest`` of its value, if that could be had.
+    ``part``: its axis, where it begins and where it ends. Of a parameter that has the weight's axes in another order,
+    these are ``axes``. Without a position nothing reads it. ``same_as`` is the first of the names that the same tensor
+    has. State is no weight: calls change it. ``fixed`` says why another value needs another compilation; such a weight
+    has the ``digest`` of its value, if that could be had.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelWeight:
     same_as: str
     position: int | None = None
     part: tuple[int, int, int] | None = None
+    axes: tuple[int, ...] | None = None
     is_state: bool = False
     fixed: str = ""
     digest: str = ""
@@ -84,6 +86,10 @@ def check_weights(
             if not (0 <= axis < len(whole) and 0 <= begin <= end <= whole[axis]):
                 raise ValueError(f"the weight {weight.name} is no part of its parameter")
             whole[axis] = end - begin
+        if weight.axes is not None:
+            if sorted(weight.axes) != list(range(len(shape))):
+                raise ValueError(f"the weight {weight.name} has no axes {weight.axes}")
+            shape = [shape[axis] for axis in weight.axes]
         dtype = getattr(torch, HELD.get(weight.dtype, weight.dtype), None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"the weight {weight.name} has no dtype {weight.dtype}")
@@ -133,7 +139,9 @@ class Exchange:
         pieces: dict[str, dict[tuple[int, int, int] | None, torch.Tensor]] = {}
         for weight in entry.weights or ():
             if weight.position is not None and not (weight.fixed or weight.is_state) and weight.same_as in self.values:
-                pieces.setdefault(names[weight.position], {})[weight.part] = self.values[weight.same_as]
+                value = self.values[weight.same_as]
+                value = value if weight.axes is None else value.permute(weight.axes)
+                pieces.setdefault(names[weight.position], {})[weight.part] = value
         yield from pieces.items()
 
 

@@ -86,11 +86,11 @@ def _max_pool(rank: int, with_indices: bool) -> Converter:
     ) -> Any:
         shape = b.sizes(_results(b)[0].shape)
         windows = _windows(b, x, kernel, stride, padding, dilation, rank, shape).no_larger_than_image()
-        wide = b.wide(x)
-        largest = _largest(b, wide, windows, ceil_mode, shape)
+        largest = _largest(b, x, windows, ceil_mode, shape)
         if not with_indices:
             return largest
-        return [largest, _found(b, wide, largest, lambda _: (windows.kernel, windows.positions), shape)]
+        found = _found(b, b.wide(x), b.wide(largest), lambda _: (windows.kernel, windows.positions), shape)
+        return [largest, found]
 
     return convert
 
