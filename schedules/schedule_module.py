@@ -25,12 +25,13 @@ from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.rules import fallback
 from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul, schedule_cpu_matmul_by_rows
 from tkc.schedules.rules.empty import schedule_empty
-from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
+from tkc.schedules.rules.gpu_elementwise import moves_vectors, schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
 from tkc.schedules.rules.gpu_row_reduction import schedule_gpu_row_reduction, schedule_gpu_rows_apart
 from tkc.schedules.rules.gpu_rows import schedule_gpu_rows
 from tkc.schedules.rules.gpu_split_reduction import schedule_gpu_split_reduction
 from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
+from tkc.schedules.rules.gpu_transposition import schedule_gpu_transposition
 from tkc.schedules.rules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.rules.gpu_windows import schedule_gpu_windows
 from tkc.schedules.tuned import recorded_seconds, schedule_found
@@ -83,9 +84,15 @@ def _product(name: str, rule: dlight.base.ScheduleRule) -> Rule:
 
 
 def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
-    """DLight's rule, which stages tiles in shared memory and fails to size them where a dimension is symbolic."""
+    """DLight's rule, which stages tiles in shared memory and fails to size them where a dimension is symbolic.
+
+    Not for permutations that leave the ends of rows as they are: of these it has a thread move each element.
+    """
     symbolic = any(not isinstance(size, tirx.IntImm) for buffer in func.buffer_map.values() for size in buffer.shape)
-    return None if symbolic or doubles_when_inlined(func) else dlight.gpu.Transpose().apply(func, target, False)
+    if symbolic or doubles_when_inlined(func):
+        return None
+    found = dlight.gpu.Transpose().apply(func, target, False)
+    return None if found is None or moves_vectors(func) else found
 
 
 _EMPTY = Rule("empty", schedule_empty)
@@ -104,6 +111,7 @@ GPU_RULES = (
     _product("dlight-matmul", SizedMatmul()),
     _product("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
+    Rule("gpu-transposition", schedule_gpu_transposition),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
     Rule("gpu-split-reduction", schedule_gpu_split_reduction),
     Rule("gpu-windows", schedule_gpu_windows),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import gcd, prod
 
-from tvm import DataType, s_tir, tirx
+from tvm import DataType, arith, s_tir, tirx
+from tvm.ir import Range
 from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.analysis.common_analysis import get_sblockrealize
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.stmt_functor import substitute
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
 from tkc.schedules.rules.gpu_sized_elementwise import sized_elementwise
@@ -38,6 +42,16 @@ def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Sched
     return sch
 
 
+def moves_vectors(func: tirx.PrimFunc) -> bool:
+    """Whether threads move whole vectors of all that ``func``, of injective blocks only, reads and writes."""
+    sch = s_tir.Schedule(func)
+    if normalize_prim_func(sch) is None or not all(is_injective(sch.get(block)) for block in child_blocks(sch)):
+        return False
+    inline_injective(sch, child_blocks(sch), merged=False)
+    blocks = child_blocks(sch)
+    return len(blocks) == 1 and _lanes(sch, blocks[0]) > 1
+
+
 def bind_elementwise(sch: s_tir.Schedule, block: SBlockRV) -> None:
     """Make the injective ``block`` a kernel."""
     lanes, loops = _lanes(sch, block), sch.get_loops(block)
@@ -59,7 +73,7 @@ def bind_elementwise(sch: s_tir.Schedule, block: SBlockRV) -> None:
         sch.vectorize(lane)
         return
     # Whole vectors are only copied; CUDA has no arithmetic on most of them.
-    reads = contiguous_reads(statement, statement.iter_vars[-1].var)
+    reads = contiguous_reads(statement, statement.iter_vars[-1].var, lanes)
     copies = [(_is_of_all_rows(statement, index), sch.cache_read(block, index, "local", [block])) for index in reads]
     for is_of_all_rows, copy in copies:
         sch.compute_at(copy, thread if is_of_all_rows else row)
@@ -125,14 +139,37 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     statement = sch.get(block)
     loops = sch.get_loops(block)
     extent = static(sch.get(loops[-1]).extent) if statement.iter_vars else None
-    if extent is None or not _runs_contiguously(statement):
+    if extent is None:
         return 1
-    reads = contiguous_reads(statement, statement.iter_vars[-1].var)
-    moved = [statement.reads[index] for index in reads if not _is_of_all_rows(statement, index)]
-    moved += statement.writes
-    widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
-    most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
-    return aligned_lanes(gcd(extent, min(_VECTOR_BYTES // widest, most)), moved)
+    lanes = gcd(extent, _MOST_LANES)
+    while lanes > 1:
+        if _runs_contiguously(statement, lanes) and _loads_vectors(sch, block, lanes):
+            reads = contiguous_reads(statement, statement.iter_vars[-1].var, lanes)
+            moved = [statement.reads[index] for index in reads if not _is_of_all_rows(statement, index)]
+            moved += statement.writes
+            widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
+            most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
+            return aligned_lanes(gcd(lanes, min(_VECTOR_BYTES // widest, most)), moved)
+        lanes //= 2
+    return 1
+
+
+def _loads_vectors(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> bool:
+    """Whether TVM finds that a thread's elements of a part of a row, which it reads, are one vector of ``lanes``."""
+    statement = sch.get(block)
+    last = statement.iter_vars[-1].var
+    plain = contiguous_reads(statement, last)
+    for index in contiguous_reads(statement, last, lanes):
+        if index in plain:
+            continue
+        tried = sch.copy()
+        vector, _ = tried.split(tried.get_loops(block)[-1], [None, lanes])
+        copy = tried.cache_read(block, index, "local", [block])
+        tried.compute_at(copy, vector)
+        predicate = get_sblockrealize(tried, copy).predicate
+        if static(tried.get(tried.get_loops(copy)[-1]).extent) != lanes or static(predicate) != 1:
+            return False
+    return True
 
 
 def aligned_lanes(lanes: int, moved: Sequence[tirx.BufferRegion]) -> int:
@@ -144,8 +181,8 @@ def aligned_lanes(lanes: int, moved: Sequence[tirx.BufferRegion]) -> int:
     return 1 if None in rows else gcd(lanes, *(row for row in rows if row is not None))
 
 
-def _runs_contiguously(block: tirx.SBlock) -> bool:
-    """Whether every access either does not depend on the last iterator or has it, alone, as its innermost index.
+def _runs_contiguously(block: tirx.SBlock, lanes: int) -> bool:
+    """Whether every access either does not depend on the last iterator or runs along it, in vectors of ``lanes``.
 
     Where an access depends on a condition (padding), that must be the same for the elements of a row, and all sizes
     known: TVM cannot bound what is read otherwise.
@@ -158,8 +195,9 @@ def _runs_contiguously(block: tirx.SBlock) -> bool:
         return False
     if conditions and None in [static(iterator.dom.extent) for iterator in block.iter_vars]:
         return False
+    runs = partial(_runs, block, lanes)
     return all(
-        not any(last in undefined_vars(index) for index in access.indices) or _is_contiguous(access.indices, last)
+        not any(last in undefined_vars(index) for index in access.indices) or runs(access.indices)
         for access in accesses
     )
 
@@ -170,18 +208,39 @@ def _is_copy(block: tirx.SBlock) -> bool:
     return isinstance(source, tirx.BufferLoad) and _is_contiguous(source.indices, block.iter_vars[-1].var)
 
 
-def contiguous_reads(block: tirx.SBlock, last: tirx.Var) -> list[int]:
+def contiguous_reads(block: tirx.SBlock, last: tirx.Var, lanes: int = 0) -> list[int]:
     """Which of the block's reads run along ``last``, one of its iterators: of one element each.
+
+    With ``lanes``, ``last`` is its last one, and reads may run so far and go on elsewhere.
 
     A copy in registers of several, of which a condition chooses one, would be addressed by it: that puts it into local
     memory.
     """
+    is_along = partial(_runs, block, lanes) if lanes else partial(_is_contiguous, last=last)
     return [
         index
         for index, read in enumerate(block.reads)
-        if _is_contiguous([part.min for part in read.region], last)
-        and all(static(part.extent) == 1 for part in read.region)
+        if is_along([part.min for part in read.region]) and all(static(part.extent) == 1 for part in read.region)
     ]
+
+
+def _runs(block: tirx.SBlock, lanes: int, indices: Sequence[tirx.PrimExpr]) -> bool:
+    """Whether ``indices`` go on by one, along the innermost axis and from a multiple of ``lanes`` on, for as many
+    elements of the last iterator as well: of a row that is part of another one, as a head's of all heads."""
+    last = block.iter_vars[-1]
+    if not indices or _is_contiguous(indices, last.var):
+        return bool(indices)
+    analyzer, vector, lane = arith.Analyzer(), tirx.Var("vector", last.var.dtype), tirx.Var("lane", last.var.dtype)
+    for iterator in block.iter_vars[:-1]:
+        analyzer.bind(iterator.var, iterator.dom)
+    analyzer.bind(vector, Range(0, tirx.floordiv(last.dom.extent, lanes)))
+    analyzer.bind(lane, Range(0, lanes))
+    *outer, inner = [substitute(index, {last.var: vector * lanes + lane}) for index in indices]
+    places = [*map(analyzer.simplify, outer), analyzer.simplify(inner - lane)]
+    if any(lane in undefined_vars(place) for place in places):
+        return False
+    multiple = analyzer.modular_set(places[-1])
+    return bool(multiple.coeff % lanes == 0 and multiple.base % lanes == 0)
 
 
 def _is_contiguous(indices: Sequence[tirx.PrimExpr], last: tirx.Var) -> bool:

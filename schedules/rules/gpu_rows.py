@@ -1,7 +1,8 @@
 """Reductions over rows of any length, and what follows from them, on the GPU: softmax, normalization, sums, maxima.
 
 A warp, or a block, reduces a row. Rows are read once: threads hold their elements in registers, of which there are
-enough for the lengths that a variant is for. The host chooses the variant; that for the longest rows reads them again.
+enough for the lengths that a variant is for. The host chooses the variant where only calls know the length; that for
+the longest rows reads them again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _VARIANTS = (
 
 
 def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-    """Schedule reductions of the contiguous last axis, all over the same rows, whose length only calls know.
+    """Schedule reductions of the contiguous last axis, all over the same rows.
+
+    Of a known length two or more, and rows that threads hold: others have rules that read less, or sum in parts.
 
     Injective blocks may come before, between and after, which compute an element each of an element, or of a row.
     ``None`` for anything else.
@@ -38,7 +41,9 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
     if normalize_prim_func(sch) is None:
         return None
     reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
-    if not reductions or any(not _is_of_any_length(sch.get(block)) for block in reductions):
+    if not reductions or any(not _is_along_rows(sch.get(block)) for block in reductions):
+        return None
+    if len(reductions) == 1 and any(map(_has_known_length, map(sch.get, reductions))):
         return None
     # What takes time is computed once: threads hold it.
     cheap = [block for block in child_blocks(sch) if not is_costly(sch.get(block)) or len(sch.get_consumers(block)) < 2]
@@ -46,6 +51,9 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
     rows = rows_of([sch.get(block) for block in child_blocks(sch)], set(func.buffer_map.values()))
     if rows is None:
         return None
+    if (length := static(rows.length)) is not None:
+        holding = [v for v in _VARIANTS if v.held is not None and length <= v.threads * v.held]
+        return launched(func, [(None, RowThreads(rows, holding[0]).launch())]) if holding else None
     longest = [variant.threads * variant.held for variant in _VARIANTS if variant.held is not None]
     launches = []
     for number, variant in enumerate(_VARIANTS):
@@ -56,13 +64,18 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
     return launched(func, launches)
 
 
-def _is_of_any_length(block: tirx.SBlock) -> bool:
-    """Whether ``block`` reduces one axis, of symbolic length, into one buffer, and what it reads lies along that."""
+def _has_known_length(block: tirx.SBlock) -> bool:
+    """Whether it is known over how many elements ``block`` reduces."""
+    return any(i.iter_type == tirx.IterVar.CommReduce and static(i.dom.extent) is not None for i in block.iter_vars)
+
+
+def _is_along_rows(block: tirx.SBlock) -> bool:
+    """Whether ``block`` reduces one axis of several elements into one buffer, and what it reads lies along that."""
     reducing = [i for i in block.iter_vars if i.iter_type == tirx.IterVar.CommReduce]
     along = [number for number, i in enumerate(block.iter_vars) if i.iter_type == tirx.IterVar.CommReduce]
     return (
         len(reducing) == 1
-        and static(reducing[0].dom.extent) is None
+        and static(reducing[0].dom.extent) != 1
         and len(block.writes) == 1
         and block.writes[0].buffer.dtype in _REDUCED
         and isinstance(block.body, tirx.BufferStore)

@@ -281,7 +281,7 @@ CASES = (
         lambda t: [((BATCH, 3, 1100), t)],
         running_sums,
         lambda x: x.float().cumsum(-1).to(x.dtype) + x.softmax(-1).softmax(-1).softmax(-1),
-        "dlight-general-reduction",
+        "gpu-rows",
     ),
     Case("gather", lambda t: [rows(t)], reversed_rows, lambda x: x.flip(-1) + x, "gpu-elementwise"),
     Case("mean", lambda t: [rows(t)], lambda b, x: op.mean(x, axis=-1), lambda x: x.mean(-1), "dlight-reduction"),

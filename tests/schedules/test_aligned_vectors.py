@@ -25,6 +25,8 @@ CASES: dict[str, Function] = {
     "a slice of the rows": lambda x: x[:, 1:],
     "roll": lambda x: torch.roll(x, 1, 1),
     "two parts": lambda x: torch.cat((x[1], x[0]), 0),
+    "heads": lambda x: x.unflatten(2, (-1, x.shape[2] // 4)).transpose(1, 2).contiguous(),
+    "heads side by side": lambda x: x.unflatten(2, (-1, x.shape[2] // 4)).transpose(0, 2).flatten(2),
 }
 
 

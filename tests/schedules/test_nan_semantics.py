@@ -31,4 +31,4 @@ def test_compiles_for_a_gpu(dtype: torch.dtype) -> None:
     """Each of them compiles: CUDA has no number "inff", and reductions are divided among threads only if recognised."""
     inputs = torch.randn(8, 100).to(dtype), torch.rand(8, 100) > 0.5
     report = tkc.compile(_Extrema(), inputs, target="cuda:sm_90a", kernels="none").report
-    assert "dlight-general-reduction" in {entry.scheduled_by for entry in report.scheduled}
+    assert "gpu-rows" in {entry.scheduled_by for entry in report.scheduled}

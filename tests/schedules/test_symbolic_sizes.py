@@ -164,6 +164,14 @@ def test_softmax_of_rows_of_any_length(length: int) -> None:
     assert difference(ROWS, lambda b, x: op.nn.softmax(x, -1), [x], x.softmax(-1), "gpu-rows") < 1e-6
 
 
+@pytest.mark.parametrize("length", [2, 31, 257, 1025])
+def test_softmax_of_rows_of_a_known_length(length: int) -> None:
+    """In the one variant that holds them."""
+    x = random((2, 3, length)) * 3
+    inputs = [((BATCH, 3, length), "float32")]
+    assert difference(inputs, lambda b, x: op.nn.softmax(x, -1), [x], x.softmax(-1), "gpu-rows") < 1e-6
+
+
 @pytest.mark.parametrize("length", [7, 600])
 @pytest.mark.parametrize("infinite", [False, True])
 def test_softmax_in_16_bits(length: int, infinite: bool) -> None:
