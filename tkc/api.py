@@ -139,7 +139,8 @@ def compile(
             subgraph computes indices may not be used with it. Zeros that integers are divided by are found with and
             without it: on the CPU the call raises, on a GPU the next one.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
-            changes when the model is trained further.
+            changes when the model is trained further. On a GPU some weights are copies in any case: those that a kernel
+            reads side by side, and those of convolutions, whose channels have to be last.
         exchangeable_weights: Let :meth:`Executable.load_weights` exchange also what is otherwise a constant of the
             code: initializers of an ONNX model that take less than 1 KiB, if they are several floats, and buffers of a
             PyTorch model that are a single float; and weights of bytes that decide in what type products are summed.

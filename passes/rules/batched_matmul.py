@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 
@@ -91,8 +91,11 @@ def _matrices(expr: relax.Expr) -> _Matrices:
 def _untransposed(graph: Graph, expr: relax.Expr) -> tuple[_Matrices, bool]:
     """The matrices, or, if they are transposed ones of what lies in memory row by row, those, and whether they are.
 
-    Of a permutation that moves further axes, the rest remains to be done.
+    Of a permutation that moves further axes, the rest remains to be done. What a number multiplies or divides behind
+    it, as keys by the root of their size, it does before.
     """
+    if (scaled := _scaled_transposition(graph, expr)) is not None:
+        return scaled, True
     matrices, call = _matrices(expr), graph.call(expr, "relax.permute_dims")
     axes = [] if call is None else permuted_axes(call)
     if call is None or axes[-2] != len(axes) - 1:
@@ -100,6 +103,22 @@ def _untransposed(graph: Graph, expr: relax.Expr) -> tuple[_Matrices, bool]:
     rest = [*axes[:-2], axes[-1], axes[-2]]
     source = call.args[0] if rest == sorted(rest) else relax.op.permute_dims(call.args[0], rest)
     return _Matrices(source, matrices.batch, matrices.columns, matrices.rows), True
+
+
+def _scaled_transposition(graph: Graph, expr: relax.Expr) -> _Matrices | None:
+    """What ``expr``, which one value reads, transposes, multiplied or divided by the number that follows."""
+    call = graph.call(expr, "relax.multiply", "relax.divide")
+    if call is None or sole_reader(graph, expr) is None:
+        return None
+    divides = call.op.name == "relax.divide"
+    for x, number in (call.args,) if divides else (call.args, reversed(call.args)):
+        if any(static(size) != 1 for size in shape(number)) or graph.call(x, "relax.permute_dims") is None:
+            continue
+        matrices, transposed = _untransposed(graph, x)
+        if transposed and number.struct_info.ndim <= x.struct_info.ndim:
+            scaled = (relax.op.divide if divides else relax.op.multiply)(matrices.expr, number)
+            return replace(matrices, expr=scaled)
+    return None
 
 
 def _own_axes(batch: Sequence[tirx.PrimExpr], right: Sequence[tirx.PrimExpr]) -> int:

@@ -138,7 +138,7 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     """
     statement = sch.get(block)
     loops = sch.get_loops(block)
-    extent = static(sch.get(loops[-1]).extent) if statement.iter_vars else None
+    extent = static(sch.get(loops[-1]).extent) if loops else None
     if extent is None:
         return 1
     lanes = gcd(extent, _MOST_LANES)

@@ -76,6 +76,36 @@ def test_transposed_matrices_are_read_where_they_lie() -> None:
     assert "axes=[0, 2, 1, 3]" in operators(heads, a, b)
 
 
+SCALED: dict[str, Function] = {
+    "divided": lambda a, b, s: a @ (b.mT / s),
+    "multiplied": lambda a, b, s: a @ (s * b.mT),
+    "by a number of the code": lambda a, b, s: a @ (b.mT * 0.125) + 0 * s,
+    "of heads": lambda a, b, s: a @ (b.permute(0, 2, 1) / s.reshape(1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("form", SCALED)
+def test_a_number_behind_a_transposition_comes_before_it(form: str) -> None:
+    """So that matrices are still read where they lie."""
+    inputs = normal(2, M, K), normal(2, N, K, seed=1), torch.tensor(3.0)
+    assert only_call(SCALED[form], *inputs).parameters == BatchedMatmulParameters(N, K, "float32", "nk")
+    assert "permute" not in operators(SCALED[form], *inputs)
+
+
+OTHERS_BEHIND: dict[str, Function] = {
+    "a row": lambda a, b, s: a @ (b.mT * s),
+    "a quotient of it": lambda a, b, s: a @ (s[0] / (b.mT.abs() + 1)),
+    "read elsewhere": lambda a, b, s: (lambda keys: a @ keys + keys.sum())(b.mT * s[0]),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS_BEHIND)
+def test_other_computations_behind_a_transposition_stay(form: str) -> None:
+    """What differs from column to column, or is read by others too."""
+    inputs = normal(2, M, K), normal(2, N, K, seed=1), normal(N, seed=2)
+    assert only_call(OTHERS_BEHIND[form], *inputs).parameters == BatchedMatmulParameters(N, K, "float32", "kn")
+
+
 @pytest.mark.parametrize(
     ("left", "right", "copies"),
     [
