@@ -24,8 +24,7 @@ from tkc.runtime.input_checks import aligned
 def attend(description: str, *operands: Any) -> torch.Tensor:
     """The attention that the description says. Raises :class:`OutOfMemoryError`."""
     try:
-        with torch.no_grad():
-            return aligned(_attention(description)(*map(from_dlpack, operands)))
+        return aligned(_attention(description)(*map(from_dlpack, operands)))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for attention: {error}") from error
 

@@ -23,8 +23,7 @@ def multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
     if _is_transposed(description):
         matrix = matrix.mT
     try:
-        with torch.no_grad():
-            return aligned(torch.matmul(rows, matrix))
+        return aligned(torch.matmul(rows, matrix))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a product: {error}") from error
 

@@ -82,15 +82,14 @@ def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -
     last, given = from_dlpack(image), from_dlpack(weight)
     second = last.movedim(-1, 1)
     try:
-        with torch.no_grad():
-            if packed is None or not is_constant or fast is None or last.numel() == 0:
-                return aligned(plain(second, given).movedim(1, -1))
-            key = description, given.data_ptr()
-            pack, packed_convolution = fast
-            held: PackedWeight = packed.get(key) or packed.setdefault(key, PackedWeight(given))
-            fitting = held.of(second, pack)
-            found = plain(second, given) if fitting is None else packed_convolution(second, fitting)
-            return aligned(found.movedim(1, -1))
+        if packed is None or not is_constant or fast is None or last.numel() == 0:
+            return aligned(plain(second, given).movedim(1, -1))
+        key = description, given.data_ptr()
+        pack, packed_convolution = fast
+        held: PackedWeight = packed.get(key) or packed.setdefault(key, PackedWeight(given))
+        fitting = held.of(second, pack)
+        found = plain(second, given) if fitting is None else packed_convolution(second, fitting)
+        return aligned(found.movedim(1, -1))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error
 

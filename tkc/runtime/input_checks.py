@@ -322,6 +322,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as generated code and kernels need it: contiguous, and aligned for vectors; else a copy of it."""
     if tensor.numel() == 0:
         # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
+        if tensor.stride() == _strides(tensor) and tensor.data_ptr() % _ALIGNMENT == 0:
+            return tensor
         return tensor.new_empty(0).as_strided(tensor.shape, _strides(tensor))
     tensor = tensor.resolve_neg().contiguous()
     if tensor.data_ptr() % _ALIGNMENT:

@@ -90,10 +90,9 @@ def multiply_integers(held: Packed | None, description: str, left: Any, right: A
     left_zero, right_zero = (next(given) if zero is None else zero for zero in call["zeros"])
     codes, weight = from_dlpack(left), from_dlpack(right)
     try:
-        with torch.no_grad():
-            make = lambda: _factor(weight.mT if call["transposed"] else weight, right_zero, bool(call["is_constant"]))  # noqa: E731
-            factor = _kept(held if call["is_constant"] else None, (description, weight.data_ptr()), weight, make)
-            return aligned(_product(codes, left_zero, factor))
+        make = lambda: _factor(weight.mT if call["transposed"] else weight, right_zero, bool(call["is_constant"]))  # noqa: E731
+        factor = _kept(held if call["is_constant"] else None, (description, weight.data_ptr()), weight, make)
+        return aligned(_product(codes, left_zero, factor))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a matmul: {error}") from error
 
@@ -113,10 +112,9 @@ def convolve_integers(held: Packed | None, description: str, image: Any, weight:
     zero = int(zero.item()) if isinstance(zero, torch.Tensor) else zero
     codes, given = from_dlpack(image), from_dlpack(weight)
     try:
-        with torch.no_grad():
-            filters = _kept(held, (description, given.data_ptr()), given, lambda: _filter(given, weight_zero, call))
-            found = _convolution(call, codes, zero, filters)
-            return aligned(found.to(getattr(torch, call["result"])))
+        filters = _kept(held, (description, given.data_ptr()), given, lambda: _filter(given, weight_zero, call))
+        found = _convolution(call, codes, zero, filters)
+        return aligned(found.to(getattr(torch, call["result"])))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error
 

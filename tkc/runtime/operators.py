@@ -61,13 +61,15 @@ class _Running(threading.local):
 
 
 _RUNNING = _Running()
+_AUTOCASTS = ("cpu", "cuda")
 
 
 @contextmanager
 def running_on(device: torch.device, packed: Packed | None = None) -> Iterator[None]:
     """Have operators create what they create on ``device``, and keep the weights that they pack in ``packed``.
 
-    Raises what one of them raised, as it was.
+    They record no gradients, and run outside of the caller's autocast: generated code expects the dtypes that the model
+    was compiled with. Raises what one of them raised, as it was.
     """
     if _THREADS.are_gone:
         torch.set_num_threads(1)
@@ -75,7 +77,11 @@ def running_on(device: torch.device, packed: Packed | None = None) -> Iterator[N
     earlier = _RUNNING.device, _RUNNING.packed
     _RUNNING.device, _RUNNING.packed, _RUNNING.error = device, packed, None
     try:
-        yield
+        with torch.no_grad(), ExitStack() as outside:
+            for kind in _AUTOCASTS:
+                if torch.is_autocast_enabled(kind):
+                    outside.enter_context(torch.autocast(kind, enabled=False))
+            yield
     except Exception:
         if _RUNNING.error is not None:
             raise _RUNNING.error from None
@@ -115,17 +121,11 @@ def register() -> None:
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose exception is noted: TVM hands on its message alone.
-
-    It runs outside of the caller's autocast: generated code expects the dtypes that the model was compiled with.
-    """
+    """``function``, whose exception is noted: TVM hands on its message alone."""
 
     def noting(*arguments: Any) -> Any:
         try:
-            with ExitStack() as outside:
-                for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-                    outside.enter_context(torch.autocast(kind, enabled=False))
-                return function(*arguments)
+            return function(*arguments)
         except Exception as error:
             _RUNNING.error = error
             raise
@@ -183,10 +183,7 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
         for position in bases:
             operands[position] = operands[position].clone()
         try:
-            with torch.no_grad():
-                found = operator(
-                    *[value(operands) for value in arguments], **{k: v(operands) for k, v in named.items()}
-                )
+            found = operator(*[value(operands) for value in arguments], **{k: v(operands) for k, v in named.items()})
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(f"there is not enough memory for {name}: {error}") from error
         except Exception as error:

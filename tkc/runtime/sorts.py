@@ -34,8 +34,7 @@ def top(description: str, x: Any) -> list[torch.Tensor]:
 
 def _run(ordered: _Ordered, x: Any) -> list[torch.Tensor]:
     try:
-        with torch.no_grad():
-            return [aligned(each) for each in ordered(from_dlpack(x))]
+        return [aligned(each) for each in ordered(from_dlpack(x))]
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a sort: {error}") from error
 
