@@ -27,8 +27,8 @@ def define(parameters: ConvolutionParameters, configuration: Tiling, target: Tar
         return _cpu(p, windows, replace(configuration, block_n=min(configuration.block_n, p.n)))
     types = tensor_types(Convolution(), p, OPTIONAL_TENSORS)
     operands = SimpleNamespace(**{**vars(types), "a": types.image, "b": types.weight})
-    rest = persistent.Ending(p.batch_norm, p.activation_is_last)
-    return persistent.define(p.product, configuration, operands, windows, rest)
+    ending = persistent.Ending(p.batch_norm, p.activation_is_last)
+    return persistent.define(p.product, configuration, operands, windows, ending)
 
 
 def _cpu(p: ConvolutionParameters, windows: Windows, c: Tiling) -> PrimFunc:

@@ -143,13 +143,15 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
         return 1
     lanes = gcd(extent, _MOST_LANES)
     while lanes > 1:
-        if _runs_contiguously(statement, lanes) and _loads_vectors(sch, block, lanes):
+        if _runs_contiguously(statement, lanes):
             reads = contiguous_reads(statement, statement.iter_vars[-1].var, lanes)
             moved = [statement.reads[index] for index in reads if not _is_of_all_rows(statement, index)]
             moved += statement.writes
             widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
             most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
-            return aligned_lanes(gcd(lanes, min(_VECTOR_BYTES // widest, most)), moved)
+            aligned = aligned_lanes(gcd(lanes, min(_VECTOR_BYTES // widest, most)), moved)
+            if aligned == 1 or _loads_vectors(sch, block, aligned):
+                return aligned
         lanes //= 2
     return 1
 

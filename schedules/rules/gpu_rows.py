@@ -43,8 +43,6 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
     reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
     if not reductions or any(not _is_along_rows(sch.get(block)) for block in reductions):
         return None
-    if len(reductions) == 1 and any(map(_has_known_length, map(sch.get, reductions))):
-        return None
     # What takes time is computed once: threads hold it.
     cheap = [block for block in child_blocks(sch) if not is_costly(sch.get(block)) or len(sch.get_consumers(block)) < 2]
     inline_injective(sch, cheap, merged=False)
@@ -53,7 +51,9 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
         return None
     if (length := static(rows.length)) is not None:
         holding = [v for v in _VARIANTS if v.held is not None and length <= v.threads * v.held]
-        return launched(func, [(None, RowThreads(rows, holding[0]).launch())]) if holding else None
+        if len(reductions) == 1 or not holding:
+            return None
+        return launched(func, [(None, RowThreads(rows, holding[0]).launch())])
     longest = [variant.threads * variant.held for variant in _VARIANTS if variant.held is not None]
     launches = []
     for number, variant in enumerate(_VARIANTS):
@@ -62,11 +62,6 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
         conditions = [condition for condition in (above, below) if condition is not None]
         launches.append((tirx.all(*conditions), RowThreads(rows, variant).launch()))
     return launched(func, launches)
-
-
-def _has_known_length(block: tirx.SBlock) -> bool:
-    """Whether it is known over how many elements ``block`` reduces."""
-    return any(i.iter_type == tirx.IterVar.CommReduce and static(i.dom.extent) is not None for i in block.iter_vars)
 
 
 def _is_along_rows(block: tirx.SBlock) -> bool:
