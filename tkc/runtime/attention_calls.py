@@ -11,20 +11,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
 
 
-def attend(description: str, *operands: Any) -> torch.Tensor:
+def attend(description: str, *operands: torch.Tensor) -> torch.Tensor:
     """The attention that the description says. Raises :class:`OutOfMemoryError`."""
     try:
-        return aligned(_attention(description)(*map(from_dlpack, operands)))
+        return aligned(_attention(description)(*operands))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for attention: {error}") from error
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
 
 
-def multiply_bfloat16(description: str, left: Any, right: Any) -> torch.Tensor:
+def multiply_bfloat16(description: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The product that the description says. Raises :class:`OutOfMemoryError`."""
-    rows, matrix = from_dlpack(left), from_dlpack(right)
-    if _is_transposed(description):
-        matrix = matrix.mT
+    matrix = right.mT if _is_transposed(description) else right
     try:
-        return aligned(torch.matmul(rows, matrix))
+        return aligned(torch.matmul(left, matrix))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a product: {error}") from error
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
@@ -72,23 +71,22 @@ Packed = dict[tuple[str, int], Any]
 """What libraries made of weights, by the description of the call and the weight's address."""
 
 
-def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -> torch.Tensor:
+def convolve(packed: Packed | None, description: str, image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """What the description says of ``image`` and ``weight``.
 
     Weights are packed, in ``packed``, where they cannot change; ``None`` stands for weights that their owner may
     change. Raises :class:`OutOfMemoryError`.
     """
     plain, fast, is_constant = _prepared(description)
-    last, given = from_dlpack(image), from_dlpack(weight)
-    second = last.movedim(-1, 1)
+    second = image.movedim(-1, 1)
     try:
-        if packed is None or not is_constant or fast is None or last.numel() == 0:
-            return aligned(plain(second, given).movedim(1, -1))
-        key = description, given.data_ptr()
+        if packed is None or not is_constant or fast is None or image.numel() == 0:
+            return aligned(plain(second, weight).movedim(1, -1))
+        key = description, weight.data_ptr()
         pack, packed_convolution = fast
-        held: PackedWeight = packed.get(key) or packed.setdefault(key, PackedWeight(given))
+        held: PackedWeight = packed.get(key) or packed.setdefault(key, PackedWeight(weight))
         fitting = held.of(second, pack)
-        found = plain(second, given) if fitting is None else packed_convolution(second, fitting)
+        found = plain(second, weight) if fitting is None else packed_convolution(second, fitting)
         return aligned(found.movedim(1, -1))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error

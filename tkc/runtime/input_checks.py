@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -336,7 +335,10 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """What the strides of ``tensor`` are if its elements lie one behind the other."""
-    return tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim))
+    strides = [1] * tensor.ndim
+    for axis in range(tensor.ndim - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * tensor.shape[axis]
+    return tuple(strides)
 
 
 def _name(dtype: torch.dtype) -> str:

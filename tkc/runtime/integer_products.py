@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.convolutions import Packed
@@ -77,7 +76,9 @@ def is_exact() -> bool:
     return True
 
 
-def multiply_integers(held: Packed | None, description: str, left: Any, right: Any, *zeros: Any) -> torch.Tensor:
+def multiply_integers(
+    held: Packed | None, description: str, left: torch.Tensor, right: torch.Tensor, *zeros: torch.Tensor
+) -> torch.Tensor:
     """``(left - zero) @ (right - zero)`` in int32, ``[..., M, N]``.
 
     A description is ``{"zeros": [left, right], "transposed": ..., "is_constant": ...}``: each zero point is a number,
@@ -86,18 +87,19 @@ def multiply_integers(held: Packed | None, description: str, left: Any, right: A
     right operand is kept in ``held``, unless that is ``None``. Raises :class:`OutOfMemoryError`.
     """
     call = _parsed(description)
-    given = iter(map(from_dlpack, zeros))
-    left_zero, right_zero = (next(given) if zero is None else zero for zero in call["zeros"])
-    codes, weight = from_dlpack(left), from_dlpack(right)
+    tensors = iter(zeros)
+    left_zero, right_zero = (next(tensors) if zero is None else zero for zero in call["zeros"])
     try:
-        make = lambda: _factor(weight.mT if call["transposed"] else weight, right_zero, bool(call["is_constant"]))  # noqa: E731
-        factor = _kept(held if call["is_constant"] else None, (description, weight.data_ptr()), weight, make)
-        return aligned(_product(codes, left_zero, factor))
+        make = lambda: _factor(right.mT if call["transposed"] else right, right_zero, bool(call["is_constant"]))  # noqa: E731
+        factor = _kept(held if call["is_constant"] else None, (description, right.data_ptr()), right, make)
+        return aligned(_product(left, left_zero, factor))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a matmul: {error}") from error
 
 
-def convolve_integers(held: Packed | None, description: str, image: Any, weight: Any, *zeros: Any) -> torch.Tensor:
+def convolve_integers(
+    held: Packed | None, description: str, image: torch.Tensor, weight: torch.Tensor, *zeros: torch.Tensor
+) -> torch.Tensor:
     """The convolution of ``image - zero``, ``[batch, ..., channels]``, padded by zeros, by ``weight - zero``.
 
     A description is ``{"zeros": [image, weight], "strides": [...], "padding": [before each axis, and behind each],
@@ -107,13 +109,12 @@ def convolve_integers(held: Packed | None, description: str, image: Any, weight:
     :class:`OutOfMemoryError`.
     """
     call = _parsed(description)
-    tensors = iter(map(from_dlpack, zeros))
+    tensors = iter(zeros)
     zero, weight_zero = (next(tensors) if each is None else each for each in call["zeros"])
     zero = int(zero.item()) if isinstance(zero, torch.Tensor) else zero
-    codes, given = from_dlpack(image), from_dlpack(weight)
     try:
-        filters = _kept(held, (description, given.data_ptr()), given, lambda: _filter(given, weight_zero, call))
-        found = _convolution(call, codes, zero, filters)
+        filters = _kept(held, (description, weight.data_ptr()), weight, lambda: _filter(weight, weight_zero, call))
+        found = _convolution(call, image, zero, filters)
         return aligned(found.to(getattr(torch, call["result"])))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error

@@ -103,8 +103,7 @@ class LoadedCode:
 
         def with_operators(*tensors: Any) -> Any:
             assert self._operators_on is not None
-            with operators.running_on(self._operators_on, self._packed):
-                return run(*tensors)
+            return operators.run_on(self._operators_on, self._packed, run, *tensors)
 
         called = run if self._operators_on is None else with_operators
 

@@ -18,12 +18,11 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.contracts import (
     ATTEND,
@@ -64,9 +63,8 @@ _RUNNING = _Running()
 _AUTOCASTS = ("cpu", "cuda")
 
 
-@contextmanager
-def running_on(device: torch.device, packed: Packed | None = None) -> Iterator[None]:
-    """Have operators create what they create on ``device``, and keep the weights that they pack in ``packed``.
+def run_on(device: torch.device, packed: Packed | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``function`` returns, whose operators create what they create on ``device`` and pack weights in ``packed``.
 
     They record no gradients, and run outside of the caller's autocast: generated code expects the dtypes that the model
     was compiled with. Raises what one of them raised, as it was.
@@ -74,20 +72,29 @@ def running_on(device: torch.device, packed: Packed | None = None) -> Iterator[N
     if _THREADS.are_gone:
         torch.set_num_threads(1)
         _THREADS.are_gone = False
-    earlier = _RUNNING.device, _RUNNING.packed
-    _RUNNING.device, _RUNNING.packed, _RUNNING.error = device, packed, None
+    running = _RUNNING
+    earlier = running.device, running.packed
+    running.device, running.packed, running.error = device, packed, None
     try:
-        with torch.no_grad(), ExitStack() as outside:
-            for kind in _AUTOCASTS:
-                if torch.is_autocast_enabled(kind):
-                    outside.enter_context(torch.autocast(kind, enabled=False))
-            yield
+        with _plain_computation():
+            return function(*arguments)
     except Exception:
-        if _RUNNING.error is not None:
-            raise _RUNNING.error from None
+        if running.error is not None:
+            raise running.error from None
         raise
     finally:
-        (_RUNNING.device, _RUNNING.packed), _RUNNING.error = earlier, None
+        (running.device, running.packed), running.error = earlier, None
+
+
+def _plain_computation() -> AbstractContextManager[Any]:
+    """No gradients, and no autocast."""
+    if not any(map(torch.is_autocast_enabled, _AUTOCASTS)):
+        return torch.no_grad()
+    outside = ExitStack()
+    outside.enter_context(torch.no_grad())
+    for kind in _AUTOCASTS:
+        outside.enter_context(torch.autocast(kind, enabled=False))
+    return outside
 
 
 class _Threads:
@@ -107,16 +114,21 @@ def register() -> None:
     """Have generated code find the functions that it calls operators by."""
     import tvm_ffi
 
-    tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
-    tvm_ffi.register_global_func(_EARLIER_CHECK, _noting(_checked))
-    tvm_ffi.register_global_func(CALL_TEXT, _noting(_call_text))
-    tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
-    tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
-    tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
-    tvm_ffi.register_global_func(MULTIPLY_BFLOAT16, _noting(_of_text(multiply_bfloat16)))
-    tvm_ffi.register_global_func(ATTEND, _noting(_of_text(attend)))
-    tvm_ffi.register_global_func(SORT, _noting(_of_text(sort)))
-    tvm_ffi.register_global_func(TOP, _noting(_of_text(top)))
+    functions: dict[str, Callable[..., Any]] = {
+        CALL_OPERATOR: _call,
+        _EARLIER_CHECK: _checked,
+        CALL_TEXT: _call_text,
+        CONVOLVE: _convolve,
+        MULTIPLY_INTEGERS: _multiply_integers,
+        CONVOLVE_INTEGERS: _convolve_integers,
+        MULTIPLY_BFLOAT16: _of_text(multiply_bfloat16),
+        ATTEND: _of_text(attend),
+        SORT: _of_text(sort),
+        TOP: _of_text(top),
+    }
+    for name, function in functions.items():
+        # Tensors come as PyTorch's: through its C interface of DLPack, a tenth of what `from_dlpack` takes.
+        tvm_ffi.register_global_func(name, tvm_ffi.convert_func(_noting(function), tensor_cls=torch.Tensor))
     os.register_at_fork(after_in_child=_THREADS.lose)
 
 
@@ -146,21 +158,21 @@ def _call_text(description: str, *operands: Any) -> Any:
     return text_functions.called(str(description), operands)
 
 
-def _convolve(description: str, image: Any, weight: Any) -> torch.Tensor:
+def _convolve(description: str, image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return convolve(_RUNNING.packed, str(description), image, weight)
 
 
-def _multiply_integers(description: str, *operands: Any) -> torch.Tensor:
+def _multiply_integers(description: str, *operands: torch.Tensor) -> torch.Tensor:
     return multiply_integers(_RUNNING.packed, str(description), *operands)
 
 
-def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
+def _convolve_integers(description: str, *operands: torch.Tensor) -> torch.Tensor:
     return convolve_integers(_RUNNING.packed, str(description), *operands)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:
     """``value``, if the condition on sizes, or on other numbers, ``holds``: a number, or a tensor of one."""
-    if not (from_dlpack(holds).item() if hasattr(holds, "__dlpack__") else holds):
+    if not holds:
         raise InputError(str(message))
     return value
 
@@ -170,20 +182,18 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
     """What makes the call that ``description`` describes."""
     call = json.loads(description)
     name: str = call["operator"]
-    operator = _operator(name)
-    arguments = [_value(argument) for argument in call["arguments"]]
-    named = {key: _value(argument) for key, argument in call["named"].items()}
+    operator = _called_with_values(call)
     bounds = call["results"]
     bases: list[int] = call.get("bases", [])
     kinds = {"tensors": _tensors, "list": _list}
     results = kinds[bounds] if isinstance(bounds, str) else lambda found, _: _size(found, name, *bounds)
 
-    def run(operands: Operands) -> Any:
-        operands = [from_dlpack(each) if hasattr(each, "__dlpack__") else each for each in operands]
+    def run(given: Operands) -> Any:
+        operands = list(given)
         for position in bases:
             operands[position] = operands[position].clone()
         try:
-            found = operator(*[value(operands) for value in arguments], **{k: v(operands) for k, v in named.items()})
+            found = operator(operands)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(f"there is not enough memory for {name}: {error}") from error
         except Exception as error:
@@ -204,11 +214,19 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
 
 def called_as_described(description: str, device: torch.device, operands: Operands) -> Any:
     """What the operator of ``description`` returns for PyTorch's own tensors, where no compiled model runs."""
-    call = json.loads(description)
-    arguments = [_value(argument)(operands) for argument in call["arguments"]]
+    return run_on(device, None, _called_with_values(json.loads(description)), operands)
+
+
+def _called_with_values(call: Mapping[str, Any]) -> _Value:
+    """The operator of a ``call``, of arguments that are made of the operands."""
+    operator = _operator(call["operator"])
+    arguments = [_value(argument) for argument in call["arguments"]]
     named = {key: _value(argument) for key, argument in call["named"].items()}
-    with running_on(device):
-        return _operator(call["operator"])(*arguments, **{key: value(operands) for key, value in named.items()})
+    if not named:
+        return lambda operands: operator(*[value(operands) for value in arguments])
+    return lambda operands: operator(
+        *[value(operands) for value in arguments], **{key: value(operands) for key, value in named.items()}
+    )
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -247,22 +265,27 @@ def _value(argument: Any) -> _Value:
 
 def _tensors(found: Any, operands: Operands) -> Any:
     """Results as generated code takes them, in memory that no operand has."""
+    taken = [(each.data_ptr(), each.nbytes) for each in operands if isinstance(each, torch.Tensor)]
     if isinstance(found, torch.Tensor):
-        return _own(found, operands)
-    return [_own(each, operands) if isinstance(each, torch.Tensor) else each for each in found]
+        return _own(found, taken)
+    return [_own(each, taken) if isinstance(each, torch.Tensor) else each for each in found]
 
 
 def _list(found: Any, operands: Operands) -> Any:
     return _tensors([found] if isinstance(found, torch.Tensor) else found, operands)
 
 
-def _own(tensor: torch.Tensor, operands: Operands) -> torch.Tensor:
-    storage = tensor.untyped_storage().data_ptr()
-    if any(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() == storage for each in operands):
-        # Generated code may write something else there, once nothing reads the operand any more.
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    tensor = tensor.detach().resolve_conj()
-    return aligned(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+def _own(tensor: torch.Tensor, taken: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """``tensor`` in memory that is not ``taken``, as address and bytes say."""
+    address = tensor.data_ptr()
+    for start, size in taken:
+        if start <= address < start + size:
+            # Generated code may write something else there, once nothing reads the operand any more.
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            break
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return aligned(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def _size(found: Any, name: str, least: int | None, most: int | None) -> Any:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
@@ -22,19 +20,19 @@ from tkc.runtime.input_checks import aligned
 _Ordered = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
-def sort(description: str, x: Any) -> list[torch.Tensor]:
+def sort(description: str, x: torch.Tensor) -> list[torch.Tensor]:
     """All numbers, and their places. Raises :class:`OutOfMemoryError`."""
     return _run(_sort(description), x)
 
 
-def top(description: str, x: Any) -> list[torch.Tensor]:
+def top(description: str, x: torch.Tensor) -> list[torch.Tensor]:
     """The largest or smallest numbers, and their places. Raises :class:`OutOfMemoryError`."""
     return _run(_top(description), x)
 
 
-def _run(ordered: _Ordered, x: Any) -> list[torch.Tensor]:
+def _run(ordered: _Ordered, x: torch.Tensor) -> list[torch.Tensor]:
     try:
-        return [aligned(each) for each in ordered(from_dlpack(x))]
+        return [aligned(each) for each in ordered(x)]
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a sort: {error}") from error
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import InputError
 from tkc.runtime.input_checks import aligned
@@ -32,9 +31,9 @@ _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|infinity|n
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 
 
-def called(description: str, operands: Sequence[Any]) -> Any:
-    """What the described function makes of tensors of generated code: a tensor, or a list of several."""
-    arrays = [from_dlpack(operand).numpy() for operand in operands]
+def called(description: str, operands: Sequence[torch.Tensor]) -> Any:
+    """What the described function makes of tensors: a tensor, or a list of several."""
+    arrays = [operand.numpy() for operand in operands]
     results = [aligned(torch.from_numpy(result)) for result in _prepared(description)(current_table(), arrays)]
     return results[0] if len(results) == 1 else results
 
