@@ -16,7 +16,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import substitute
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
-from tkc.schedules.rules.gpu_sized_elementwise import sized_elementwise
+from tkc.schedules.rules.gpu_sized_elementwise import joined_rows, sized_elementwise
 
 _THREADS = 256
 _VECTOR_BYTES = 16
@@ -34,9 +34,10 @@ def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Sched
         return None
     inline_injective(sch, child_blocks(sch), merged=False)
     if len(child_blocks(sch)) == 1:
-        sized = sized_elementwise(func, sch.get(child_blocks(sch)[0]))
-        if sized is not None:
-            return sized
+        (block,) = child_blocks(sch)
+        found = sized_elementwise(func, sch.get(block)) or joined_rows(func, sch.get(block))
+        if found is not None:
+            return found
     for block in child_blocks(sch):
         bind_elementwise(sch, block)
     return sch

@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import loads, static
 from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move
-from tkc.schedules.rules.thread_vectors import Vectors, runs_along
+from tkc.schedules.rules.thread_vectors import Parts, Vectors, parts_of, reads_vectors, runs_along
 
 _THREADS = 256
 _WARP = 32
@@ -40,6 +40,21 @@ def sized_elementwise(func: tirx.PrimFunc, block: tirx.SBlock) -> s_tir.Schedule
         return launched(func, [(None, _of_elements(block))])
     long = sizes[-1] > _SHORT
     return launched(func, [(long, _of_rows(block)), (tirx.Not(long), _of_elements(block))])
+
+
+def joined_rows(func: tirx.PrimFunc, block: tirx.SBlock) -> s_tir.Schedule | None:
+    """``func``, whose one injective ``block`` writes rows that are concatenated, by vectors of each part.
+
+    ``None`` where rows have no parts, or parts are no vectors. TVM's primitives know no vectors under a condition.
+    """
+    if not block.iter_vars or any(iterator.var.dtype != "int64" for iterator in block.iter_vars):
+        return None
+    lanes, last = _lanes(block), block.iter_vars[-1].var
+    values = {last: last * lanes}
+    row = parts_of(block.body.value, values, last, lanes)
+    if lanes == 1 or not isinstance(row, Parts) or not reads_vectors(row, values, last, lanes):
+        return None
+    return launched(func, [(None, _of_vectors(block, lanes))])
 
 
 def _is_flat(block: tirx.SBlock) -> bool:
@@ -84,7 +99,13 @@ def _lanes(block: tirx.SBlock) -> int:
     if any(access.buffer.dtype == "bool" for access in moved):
         lanes = min(lanes, 4)
     rows = [static(access.buffer.shape[-1]) or 1 for access in moved]
-    return gcd(lanes, static(block.iter_vars[-1].dom.extent) or 1, *rows)
+    most = narrower = gcd(lanes, static(block.iter_vars[-1].dom.extent) or 1, *rows)
+    while narrower > 1:
+        values = {last: last * narrower}
+        if reads_vectors(parts_of(store.value, values, last, narrower), values, last, narrower):
+            return narrower
+        narrower //= 2
+    return most
 
 
 def _varies(access: tirx.BufferLoad | tirx.BufferStore, block: tirx.SBlock) -> bool:
