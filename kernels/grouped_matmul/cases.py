@@ -1,4 +1,5 @@
-"""Grouped matmuls worth measuring: the experts of Qwen3-30B-A3B, with tokens routed as by a trained router."""
+"""Grouped matmuls worth measuring: experts of Qwen3-30B-A3B, DeepSeek-V3 and Mixtral 8x7B, with tokens routed as by a
+trained router."""
 
 from __future__ import annotations
 
@@ -18,6 +19,14 @@ _EXPERTS = (
     GroupedMatmulParameters(128, 2048, 768, "bfloat16"),
     GroupedMatmulParameters(128, 768, 2048, "bfloat16", gated="silu"),
     GroupedMatmulParameters(128, 768, 2048, "bfloat16", gated="silu", rows="int64"),
+)
+
+# Gate and up at once, gathered, and down: of DeepSeek-V3 and of Mixtral.
+_LARGE_EXPERTS = (
+    GroupedMatmulParameters(256, 2048, 7168, "bfloat16", gated="silu", rows="int64"),
+    GroupedMatmulParameters(256, 7168, 2048, "bfloat16"),
+    GroupedMatmulParameters(8, 14336, 4096, "bfloat16", gated="silu", rows="int64"),
+    GroupedMatmulParameters(8, 4096, 14336, "bfloat16"),
 )
 
 # What all tokens like of an expert, beside what each likes.
@@ -63,7 +72,7 @@ CASES = FamilyCases(
     benchmarked=tuple(
         _case(p, EXPERTS_PER_TOKEN * tokens) for p in _EXPERTS for tokens in (1, 16, 64, 128, 2048, 4096, 8192, 65536)
     ),
-    tuned=tuple(_case(p, m) for p in _EXPERTS for m in (8, 128, 512, 2048, 8192, 32768)),
+    tuned=tuple(_case(p, m) for p in (*_EXPERTS, *_LARGE_EXPERTS) for m in (8, 128, 512, 2048, 8192, 32768)),
     checked=(
         _case(GroupedMatmulParameters(3, 24, 40, "float32"), 17),
         _case(GroupedMatmulParameters(4, 16, 32, "float32", "gkn", gated="silu", rows="int32"), 24),

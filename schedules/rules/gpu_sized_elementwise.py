@@ -93,7 +93,7 @@ def _lanes(block: tirx.SBlock) -> int:
     if not runs_along(store, last):
         return 1
     # What all rows share is read seldom, and may take several vectors.
-    of_rows = [access for access in moved if _varies(access, block)]
+    of_rows = [store, *(access for access in moved if _varies(access, block))]
     widest = max(DataType(access.buffer.dtype).itemsize for access in of_rows)
     lanes = min(_VECTOR_BYTES // widest, _MOST_LANES)
     if any(access.buffer.dtype == "bool" for access in moved):

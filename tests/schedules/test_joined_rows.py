@@ -90,6 +90,14 @@ def test_each_part_is_right(name: str, rows: str) -> None:
         assert run(scheduled, tensors, reference(*tensors), "gpu-elementwise") == 0
 
 
+def test_a_row_alone() -> None:
+    """Of tensors of one axis, which have no rows: the same."""
+    parts = [random((16,)), random((8,), seed=1)]
+    with tvm_target(HOPPER):
+        scheduled = fused(graph([((16,), "float32"), ((8,), "float32")], _joined), HOPPER)
+        assert run(scheduled, parts, torch.cat(parts), "gpu-elementwise") == 0
+
+
 @pytest.mark.parametrize("rows", ["any number of rows", "a known number"])
 @pytest.mark.parametrize("name", _CASES)
 def test_parts_that_begin_at_vectors_are_vectors(name: str, rows: str) -> None:
