@@ -70,6 +70,24 @@ def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
     tkc_process("run", artifact, "--compare", model, "--tolerance", "-1", code=1)
 
 
+def test_a_models_file_is_compiled_and_run(model: Path, tmp_path: Path) -> None:
+    """Without an artifact: an ONNX file on inputs of files, and a program that was saved on random ones."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }'
+    )
+    path, x = tmp_path / "negative.onnx", np.arange(6, dtype="float32").reshape(3, 2)
+    onnx.save(proto, path)
+    np.save(tmp_path / "x.npy", x)
+    tkc("run", path, "--input", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz", "--compare", path)
+    with np.load(tmp_path / "y.npz") as found:
+        np.testing.assert_array_equal(found["y"], -x)
+    result = json.loads(tkc("run", model, "--size", "features_0=4", "--compare", model, "--json").stdout)
+    assert result["agrees"] and result["outputs"][0]["shape"] == [4, 5]
+    assert "Neg" in tkc("profile", path, "--size", "N=5", "--repeat", "1").stdout
+    for name in ("missing.onnx", "missing.tkc"):
+        assert "no such file" in tkc("run", tmp_path / name, code=2).stderr.replace("\n", " ")
+
+
 def test_a_size_out_of_its_range_is_refused(artifact: Path, tmp_path: Path) -> None:
     """By its name and its bounds; so are sizes that nothing is done with."""
     for size in (129, 10**30):

@@ -94,7 +94,7 @@ def explain(
 
 @app.command()
 def run(
-    artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
+    model: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote, or a .onnx or .pt2 file.")],
     entry: EntryOption = None,
     inputs: InputOption = None,
     sizes: SizesOption = None,
@@ -109,10 +109,10 @@ def run(
     modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an artifact and show its outputs."""
-    from tkc.cli.run import run_artifact
+    """Run MODEL and show its outputs."""
+    from tkc.cli.run import run_model
 
-    result = run_artifact(artifact, entry, inputs or [], sizes or [], seed, output, compare, tolerance)
+    result = run_model(model, entry, inputs or [], sizes or [], seed, output, compare, tolerance)
     _show(result, result.to_json(), as_json)
     if not result.agrees:
         raise typer.Exit(1)
@@ -120,7 +120,7 @@ def run(
 
 @app.command()
 def profile(
-    artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
+    model: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote, or a .onnx or .pt2 file.")],
     entry: EntryOption = None,
     inputs: InputOption = None,
     sizes: SizesOption = None,
@@ -132,10 +132,10 @@ def profile(
     modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time an artifact by the model's own nodes."""
-    from tkc.cli.profile import profile_artifact
+    """Time MODEL by its own nodes."""
+    from tkc.cli.profile import profile_model
 
-    result = profile_artifact(artifact, entry, inputs or [], sizes or [], seed, repeat, output)
+    result = profile_model(model, entry, inputs or [], sizes or [], seed, repeat, output)
     _show(result, result.to_dict(), as_json)
     if output is not None and not as_json:
         _out.print(f"wrote {output}")

@@ -1,17 +1,16 @@
-"""A profile of an artifact, with inputs from files or at random."""
+"""A profile of an artifact or a model's file, with inputs from files or at random."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from tkc.cli.run import chosen_entry, chosen_inputs, copied_to
-from tkc.runtime.loading import load
+from tkc.cli.run import chosen_inputs, copied_to, loaded
 from tkc.runtime.profiling.profile import Profile, check_profile_path
 
 
-def profile_artifact(
-    artifact: Path,
+def profile_model(
+    path: Path,
     entry: str | None,
     inputs: Sequence[str],
     sizes: Sequence[str],
@@ -19,10 +18,10 @@ def profile_artifact(
     repeat: int,
     output: Path | None,
 ) -> Profile:
-    """The profile of ``artifact`` or its ``entry``, also written to ``output``, if that is given."""
+    """The profile of what :func:`loaded` has of ``path``, also written to ``output``, if that is given."""
     if output is not None:
         check_profile_path(output)
-    executable = chosen_entry(load(artifact), entry)
+    executable = loaded(path, entry)
     values = chosen_inputs(inputs, sizes, seed, executable.signature)
     profile = executable.profile_flat([copied_to(executable.device, value) for value in values], repeat)
     if output is not None:

@@ -1,4 +1,4 @@
-"""Running an artifact: inputs from files or at random, outputs to files, comparison with the source model."""
+"""Running an artifact or a model: inputs from files or at random, outputs to files, comparison with the source."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
+from tkc.api import compile
+from tkc.cli.progress import StageProgress
 from tkc.cli.signatures import parse_sizes
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
@@ -23,6 +25,9 @@ from tkc.runtime.loading import load
 from tkc.runtime.program import Program
 from tkc.runtime.random_inputs import random_inputs
 from tkc.runtime.signature import Signature
+
+MODEL_SUFFIXES = (".onnx", ".pt2")
+"""What files are models, which are compiled first."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class RunResult:
         return table
 
 
-def run_artifact(
-    artifact: Path,
+def run_model(
+    path: Path,
     entry: str | None,
     inputs: Sequence[str],
     sizes: Sequence[str],
@@ -74,12 +79,12 @@ def run_artifact(
     compare: Path | None,
     tolerance: float,
 ) -> RunResult:
-    """Load ``artifact``, run it or its ``entry`` on given or random inputs, and compare with ``compare`` if asked."""
+    """Run what :func:`loaded` has of ``path`` on given or random inputs, and compare with ``compare`` if asked."""
     if output is not None and output.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"--output {output}: write outputs as .npz or .safetensors")
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
-    executable = chosen_entry(load(artifact), entry)
+    executable = loaded(path, entry)
     signature = executable.signature
     values = chosen_inputs(inputs, sizes, seed, signature)
     # The first call loads code and weights. What it updates, the second finds as it was.
@@ -103,6 +108,21 @@ def run_artifact(
         for spec, result, error in zip(signature.outputs, results, errors, strict=True)
     )
     return RunResult(tuple(rows), milliseconds, tolerance)
+
+
+def loaded(path: Path, entry: str | None) -> Executable:
+    """The artifact at ``path``, or an entry of it; a model's file, ``.onnx`` or ``.pt2``, compiled for this machine.
+
+    Raises :class:`UsageError` where there is no such file.
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file or folder; give a model's file or what tkc compile wrote")
+    if path.suffix not in MODEL_SUFFIXES or path.is_dir():
+        return chosen_entry(load(path), entry)
+    target = "cuda" if torch.cuda.is_available() else "cpu"
+    with StageProgress(Console(stderr=True)) as progress:
+        compiled = compile(path, target=target, observer=progress.stage, kernel_progress=progress.kernel)
+    return chosen_entry(compiled, entry)
 
 
 def chosen_entry(executable: Executable, name: str | None) -> Executable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tkc.errors import InputError
 from tkc.runtime.call_summary import listed
+from tkc.runtime.named_results import NamedResults
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError, read_structure
@@ -41,7 +42,8 @@ class CallStructure:
         self._only_tensors = len(leaves) if all(isinstance(leaf, TensorSpec) for leaf in leaves) else -1
         self._positional, self._keywords = _arguments(self.in_spec, signature)
         all_computed = not (self._narrow or self._numbers or self._size_outputs or signature.constant_outputs)
-        self._flat_result = _flat_constructor(self.out_spec) if all_computed else None
+        flat = self._without_structure if self.out_spec is None else _flat_constructor(self.out_spec)
+        self._flat_result = flat if all_computed else None
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
@@ -50,6 +52,8 @@ class CallStructure:
             return list(args)
         if kwargs and not args and kwargs.keys() == self._keywords.keys() and all(map(_is_tensor, kwargs.values())):
             return [kwargs[name] for name in self._keywords]
+        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and self._takes_names():
+            return self.tensors((), dict(args[0]))
         if self.in_spec is None:
             flat = self._by_name(args, kwargs)
         else:
@@ -69,18 +73,27 @@ class CallStructure:
                 )
         return tensors
 
-    def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """The flattened ``outputs`` that were computed, as tensors of the first input's kind, with those that are not
-        computed, in the model's structure.
-        """
+    def _takes_names(self) -> bool:
+        """Whether a mapping that is all of a call has the inputs by name: the model does not itself take one first."""
+        return self.in_spec is None or bool(self._signature.input_names) or self._positional[:1] != [None]
+
+    def named(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> NamedResults:
+        """The flattened ``outputs`` that were computed, as tensors of the first input's kind, by their names."""
         restore = self._restore(inputs)
-        if self._flat_result is not None:
-            return self._flat_result(list(map(restore, outputs)))
         results = [
             output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
         ]
         for position, dtype in self._narrow.items():
             results[position] = narrowed(results[position], dtype)
+        return NamedResults(results, [spec.name for spec in self._signature.outputs])
+
+    def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
+        """The flattened ``outputs`` that were computed, as tensors of the first input's kind, with those that are not
+        computed, in the model's structure.
+        """
+        if self._flat_result is not None:
+            return self._flat_result(list(map(self._restore(inputs), outputs)))
+        results = list(self.named(outputs, inputs))
         others = [(position, constant.value) for position, constant in self._signature.constant_outputs]
         if self._size_outputs:
             sizes = {name: int(inputs[position].shape[axis]) for name, (position, axis) in self._axes.items()}
@@ -89,7 +102,14 @@ class CallStructure:
             results.insert(position, value)
         if self.out_spec is not None:
             return pytree.tree_unflatten(results, self.out_spec)
-        return results[0] if len(results) == 1 else tuple(results)
+        return self._without_structure(results)
+
+    def _without_structure(self, results: list[Any]) -> Any:
+        """The one result, or a tuple of all, with their names where each is an output."""
+        if len(results) == 1:
+            return results[0]
+        names = [spec.name for spec in self._signature.outputs]
+        return NamedResults(results, names) if len(results) == len(names) else tuple(results)
 
     def _restore(self, inputs: Sequence[Any]) -> FromTorch:
         """How outputs become tensors of the first input's kind, arrays where it is strings; strings are arrays."""
@@ -189,11 +209,9 @@ def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
     return found
 
 
-def _flat_constructor(spec: pytree.TreeSpec | None) -> Callable[[list[Any]], Any] | None:
+def _flat_constructor(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:
     """What makes of its leaves one leaf, or a tuple or list of leaves, faster than ``tree_unflatten``; ``None`` for
     other structures."""
-    if spec is None:
-        return None
     if spec.is_leaf():
         return operator.itemgetter(0)
     is_flat = spec.type in (tuple, list) and all(child.is_leaf() for child in _children(spec))

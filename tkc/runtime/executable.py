@@ -26,8 +26,10 @@ from tkc.runtime.exchange import Exchanging, load_weights
 from tkc.runtime.local_gpu import device_for
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.memory import Memory, initial_state, set_values
+from tkc.runtime.named_results import place_of
 from tkc.runtime.refusing import check_can_run
 from tkc.runtime.running import Running
+from tkc.runtime.signature import TensorSpec
 from tkc.runtime.weights import IncompatibleKeys
 
 if TYPE_CHECKING:
@@ -99,17 +101,39 @@ class Executable:
         Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
         had to be copied for the run is copied back. Positional inputs may be given by name; what was fixed when the
         model was compiled may be left out, and is what it was then, not the model's default. Inputs of an ONNX model
-        are given in its order or by name, also names that are no identifiers (``exe(**{"input.1": x})``). Returns what
-        the model returns, with tensors of the first input's kind; what the model returns of its state or of an updated
-        input is that tensor itself, and its numbers are Python's (on a GPU, the call waits for those that are computed
-        from data). Strings are given as arrays or lists of ``str``, or of ``bytes`` in UTF-8, and returned as arrays of
-        ``str``. Tensors narrower than a byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype
-        (:attr:`TensorSpec.held`). Raises :class:`InputError` for inputs that do not fit the signature, before anything
-        runs, :class:`TargetError` on a machine the target does not run on, and :class:`tkc.ForkError` in a forked child
-        that cannot run it. On a GPU it raises :class:`InputError` also for an index out of range in an earlier call
-        (see :meth:`check`).
+        are given in its order, by name (``exe(**{"input.1": x})``), or as one mapping by name, as every model's may be
+        that takes no mapping itself. Returns what the model returns, with tensors of the first input's kind; of an ONNX
+        model its one output, or a tuple of all of them, which has each by its name, too (``results["y"]``). What the
+        model returns of its state or of an updated input is that tensor itself, and its numbers are Python's (on a GPU,
+        the call waits for those that are computed from data). Strings are given as arrays or lists of ``str``, or of
+        ``bytes`` in UTF-8, and returned as arrays of ``str``. Tensors narrower than a byte are arrays of ``ml_dtypes``,
+        or tensors of the next wider dtype (:attr:`TensorSpec.held`). Raises :class:`InputError` for inputs that do not
+        fit the signature, before anything runs, :class:`TargetError` on a machine the target does not run on, and
+        :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU it raises :class:`InputError` also for an
+        index out of range in an earlier call (see :meth:`check`).
         """
         return self.call_flat(self._structure.tensors(args, kwargs))
+
+    def run(self, outputs: Sequence[str] | None, inputs: Mapping[str, Any]) -> list[Any]:
+        """The results called ``outputs`` (``None``: all) for ``inputs`` by name, as ONNX Runtime's session has it.
+
+        Raises what a call raises, and :class:`tkc.InputError` for names that are not among :attr:`outputs`.
+        """
+        names = [spec.name for spec in self.outputs]
+        places = range(len(names)) if outputs is None else [place_of(name, names) for name in outputs]
+        values = self._structure.tensors((), dict(inputs))
+        results = self._structure.named(self.run_flat(values), values)
+        return [results[place] for place in places]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What a call takes, flattened: the name, dtype and shape of each tensor. A size that is text is symbolic."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What a call computes, flattened: the name, dtype and shape of each tensor."""
+        return self.signature.outputs
 
     def bind(self, values: Sequence[Any], positions: Collection[int]) -> BoundInputs:
         """The flattened inputs ``values`` at ``positions``, to be handed to :meth:`call_flat` with further calls of
