@@ -227,10 +227,87 @@ def test_too_few_elements_of_those_that_data_decide_are_refused(function: Any, l
         executable(x)
 
 
-def test_what_cannot_be_called_is_refused() -> None:
-    """An operator on a sparse tensor: generated code has none."""
-    with pytest.raises(tkc.UnsupportedModelError, match="to_sparse"):
-        compiled(lambda x: x.to_sparse().to_dense() * 2, torch.randn(4, 4))
+def _mine(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A custom operator of the test's library."""
+    operator = torch.library.custom_op(f"tkc_tests_declared::{name}", function, mutates_args=())
+    operator.register_fake(fake)
+    return operator
+
+
+def _as_double(x: torch.Tensor) -> torch.Tensor:
+    return x.double()
+
+
+def _first(x: torch.Tensor) -> torch.Tensor:
+    return x[:1].clone()
+
+
+def _with_axis(x: torch.Tensor) -> torch.Tensor:
+    return x[None].clone()
+
+
+def _half(x: torch.Tensor) -> torch.Tensor:
+    return x[: x.shape[0] // 2].clone()
+
+
+def _one(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x + 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "fake", "read", "message"),
+    [
+        (_as_double, torch.empty_like, None, r"returned float64 \[3\] as result 0; its fake .* has float32 \[3\]"),
+        (_first, torch.empty_like, None, r"returned float32 \[1\] as result 0; its fake .* has float32 \[3\]"),
+        (_with_axis, torch.empty_like, None, r"returned float32 \[1, 3\] as result 0; .* has float32 \[3\]"),
+        (_one, lambda x: [torch.empty_like(x)] * 2, 0, "returned 1 results; its fake function has 2"),
+    ],
+    ids=["dtype", "size", "rank", "count"],
+)
+def test_an_operator_whose_fake_function_is_wrong_is_named(
+    function: Callable[..., Any], fake: Callable[..., Any], read: int | None, message: str
+) -> None:
+    """With what it returned, and what was declared: the model was compiled for that."""
+    operator = _mine(f"wrong{function.__name__}", function, fake)
+    executable = compiled(lambda x: (operator(x) if read is None else operator(x)[read]) * 2, torch.ones(3))
+    for _ in range(2):
+        with pytest.raises(tkc.OperatorError, match=f"wrong{function.__name__}.* {message}"):
+            executable(torch.ones(3))
+
+
+def test_an_operator_that_returns_another_symbolic_size_is_named() -> None:
+    """Generated code finds that sizes do not fit; the message says who may be at fault."""
+    operator = _mine("half", _half, torch.empty_like)
+    executable = tkc.compile(Model(lambda x: operator(x) + x), (X,), dynamic_shapes=(({0: ROWS},),))
+    with pytest.raises(tkc.InputError, match="tkc_tests_declared::half returned another shape than its fake function"):
+        executable(X)
+
+
+def _count(x: torch.Tensor) -> int:
+    return int((x > 0).sum())
+
+
+def _with_count(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x * 2, _count(x)
+
+
+def test_integers_of_operators_are_sizes() -> None:
+    """Which only the call knows; alone, beside tensors, and with those that nothing reads."""
+    new_size = lambda: torch.library.get_ctx().new_dynamic_size()  # noqa: E731
+    alone = _mine("count", _count, lambda x: new_size())
+    beside = _mine("with_count", _with_count, lambda x: (torch.empty_like(x), new_size()))
+    cases = [
+        lambda x: torch.arange(alone(x)) * 2,
+        lambda x: (beside(x)[0] + 1, torch.zeros(beside(x)[1]) + 3),
+        lambda x: x[: alone(x)].sum() if x.ndim == 1 else x * alone(x),
+        lambda x: beside(x)[0].exp(),
+    ]
+    for function in cases:
+        executable = compiled(function, X)
+        for x in (X, -X.abs(), X.abs() + 1):
+            torch.testing.assert_close(executable(x), function(x))
+        with pytest.raises(tkc.UnsupportedModelError, match="tkc_tests_declared"):
+            tkc.compile(Model(function), (X,), fallback=False)
 
 
 def test_an_operator_that_fails_is_named() -> None:

@@ -122,9 +122,13 @@ class LoadedCode:
             if ASSERTED in message:
                 raise InputError(message.split(ASSERTED)[1]) from failed
             if any(part in message for part in _IMPOSSIBLE_SIZE):
+                operator = operators.last_called() if self._operators_on is not None else None
+                other = (
+                    operator and f", or {operator} returned another shape than its fake function (register_fake) has"
+                )
                 raise InputError(
                     "the model computes sizes that do not fit, are negative or too large for any tensor, from "
-                    f"{', '.join(inputs)}: {message.splitlines()[0]}"
+                    f"{', '.join(inputs)}{other or ''}: {message.splitlines()[0]}"
                 ) from failed
             if "std::bad_alloc" in message:
                 raise OutOfMemoryError(f"there is not enough memory for a call with {', '.join(inputs)}") from failed

@@ -3,13 +3,16 @@
 Generated code calls :data:`~tkc.contracts.CALL_OPERATOR` with a description of the call, in JSON, and with the tensors
 and sizes that it takes. Tensors are shared by DLPack, not copied. A description is ``{"operator": "aten::sort.stable",
 "arguments": [...], "named": {...}, "results": ...}``. Each argument is a number, text, ``null`` or a list as it is, or
-an object of one key: ``tensor`` or ``size`` with its place among the operands, ``complex`` for the complex tensor of
-such a tensor's pairs, ``number`` for its one element, ``float`` and ``parts`` for what JSON lacks, ``dtype``,
-``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on. ``results`` is
-``"tensors"``, ``"list"`` where one tensor, too, is returned as a list, or the bounds ``[least, most]`` of the one
-integer that the operator reads out of a tensor. Complex results are returned as pairs. An operator that writes into its
-arguments writes into copies of the operands ``bases``, or into views of them (``slice`` with operand, axis, start and
-end; ``strided`` with operand, sizes, strides and offset), and the copies are returned behind its results.
+an object of one key: ``tensor`` or ``size`` with its place among the operands, ``ordered`` for such a tensor, given
+with its axes from the outermost in memory to the innermost, ``complex`` for the complex tensor of such a tensor's
+pairs, ``number`` for its one element, ``call`` for what such a call returns, ``float`` and ``parts`` for what JSON
+lacks, ``dtype``, ``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on.
+``results`` is ``"tensors"``, ``"list"`` where one tensor, too, is returned as a list, or the bounds ``[least, most]``
+of the one integer that the operator reads out of a tensor. Complex results are returned as pairs. ``declared`` says
+what an operator of another library has promised of each result, by its fake function: dtype and shape. An operator that
+writes into its arguments writes into copies of the operands ``bases``, or into views of them (``slice`` with operand,
+axis, start and end; ``strided`` with operand, sizes, strides and offset), and the copies are returned behind its
+results.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,6 +60,7 @@ class _Running(threading.local):
 
     device = torch.device("cpu")
     packed: Packed | None = None
+    called: str | None = None  # the last operator of another library
     error: Exception | None = None
 
 
@@ -74,7 +79,7 @@ def run_on(device: torch.device, packed: Packed | None, function: Callable[..., 
         _THREADS.are_gone = False
     running = _RUNNING
     earlier = running.device, running.packed
-    running.device, running.packed, running.error = device, packed, None
+    running.device, running.packed, running.error, running.called = device, packed, None, None
     try:
         with _plain_computation():
             return function(*arguments)
@@ -185,6 +190,7 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
     operator = _called_with_values(call)
     bounds = call["results"]
     bases: list[int] = call.get("bases", [])
+    declared = None if "declared" not in call else [each and _Declared.of(each) for each in call["declared"]]
     kinds = {"tensors": _tensors, "list": _list}
     results = kinds[bounds] if isinstance(bounds, str) else lambda found, _: _size(found, name, *bounds)
 
@@ -204,12 +210,58 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
                 for each in operands
             )
             raise OperatorError(f"PyTorch's {name}, which the model calls, failed for {shapes}: {error}") from error
+        if declared is not None:
+            _check_declared(name, declared, found)
         if not bases:
             return results(found, operands)
         written = [aligned(operands[position]) for position in bases]
         return [*([None] if found is None else _list(found, operands)), *written]
 
     return run
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What the fake function of an operator says of a result; sizes that only calls know are ``None``."""
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> _Declared:
+        return cls(getattr(torch, description["dtype"]), tuple(description["shape"]))
+
+    def holds(self, result: torch.Tensor) -> bool:
+        if result.dtype is not self.dtype or result.ndim != len(self.shape):
+            return False
+        return all(size is None or size == own for own, size in zip(result.shape, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{str(self.dtype).removeprefix('torch.')} [{sizes}]"
+
+
+def _check_declared(name: str, declared: Sequence[_Declared | None], found: Any) -> None:
+    """Raise :class:`OperatorError` where the results are not as the operator's fake function declares them.
+
+    The model was compiled for those. Sizes that only a call knows are checked by generated code.
+    """
+    results = found if isinstance(found, list | tuple) else [found]
+    _RUNNING.called = name
+    if len(results) < len(declared):
+        raise OperatorError(f"{name} returned {len(results)} results; its fake function has {len(declared)}")
+    for place, (result, promised) in enumerate(zip(results, declared, strict=False)):
+        if promised is not None and isinstance(result, torch.Tensor) and not promised.holds(result):
+            raise OperatorError(
+                f"{name} returned {_Declared(result.dtype, tuple(result.shape))} as result {place}; its fake function "
+                f"(register_fake), by which the model was compiled, has {promised}. Mend one of them, and compile the "
+                "model again"
+            )
+
+
+def last_called() -> str | None:
+    """The operator of another library that this thread's model called last, if it calls such."""
+    return _RUNNING.called
 
 
 def called_as_described(description: str, device: torch.device, operands: Operands) -> Any:
@@ -251,6 +303,12 @@ def _value(argument: Any) -> _Value:
         base, *how = given
         parts = [_value(part) for part in how]
         return lambda operands: view(operands[base], *[part(operands) for part in parts])
+    if kind == "call":
+        return _called_with_values(given)
+    if kind == "ordered":
+        place, *order = given
+        back = [order.index(axis) for axis in range(len(order))]
+        return lambda operands: operands[place].permute(order).contiguous().permute(back)
     if kind == "complex":
         return lambda operands: torch.view_as_complex(operands[given])
     if kind == "parts":
@@ -268,7 +326,16 @@ def _tensors(found: Any, operands: Operands) -> Any:
     taken = [(each.data_ptr(), each.nbytes) for each in operands if isinstance(each, torch.Tensor)]
     if isinstance(found, torch.Tensor):
         return _own(found, taken)
-    return [_own(each, taken) if isinstance(each, torch.Tensor) else each for each in found]
+    if isinstance(found, int):
+        return _number(found)
+    return [_own(each, taken) if isinstance(each, torch.Tensor) else _number(each) for each in found]
+
+
+def _number(found: int | None) -> Any:
+    """An integer as generated code takes it; ``None`` is no result."""
+    import tvm_ffi
+
+    return None if found is None else tvm_ffi.Shape((found,))
 
 
 def _list(found: Any, operands: Operands) -> Any:
@@ -289,12 +356,10 @@ def _own(tensor: torch.Tensor, taken: Sequence[tuple[int, int]]) -> torch.Tensor
 
 
 def _size(found: Any, name: str, least: int | None, most: int | None) -> Any:
-    import tvm_ffi
-
     value = int(found)
     if (least is not None and value < least) or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
         raise InputError(
             f"a number that the model reads out of a tensor ({name}) is {value}; it was exported for {bounds}"
         )
-    return tvm_ffi.Shape((value,))
+    return _number(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tkc.kernels.library_calls import LIBRARIES, Library
-from tkc.runtime import fourier, unique  # noqa: F401, which register operators of tkc's own
+from tkc.runtime import fourier, random_order, unique  # noqa: F401, which register operators of tkc's own
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::\w+(\.\w+)?", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)

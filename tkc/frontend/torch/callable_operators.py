@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -10,22 +10,54 @@ from torch._ops import OpOverload
 
 from tkc.frontend.torch.mutation import functional_name
 
+_OF_PYTORCH = frozenset({"aten", "prims", "tkc"})
+
+_PARTS_OF_SPARSE = frozenset({"values", "indices", "nnz", "crow_indices", "col_indices", "ccol_indices", "row_indices"})
+
 READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 """Operators that read a number out of a tensor."""
 
 
 def can_be_called(node: fx.Node) -> bool:
     """Whether the node's operator can be called in place: it takes what can be described, and returns tensors of real
-    numbers. What it writes into is copied, as in functional form (:func:`written_by`)."""
+    numbers, or integers. What it writes into is copied, as in functional form (:func:`written_by`)."""
     called = written_by(node) or functional_operator(node)
-    if called is None or (called._schema.is_mutable and not _can_be_copied(node)):
+    if called is None or (called._schema.is_mutable and not _can_be_copied(node)) or counts_values(node):
         return False
     results = node.meta.get("val")
+    if is_sparse(results) and node.op == "call_function":
+        return functional_operator(node) is not None and all(map(_can_be_operand, node.all_input_nodes))
     leaves = results if isinstance(results, list | tuple) else [results]
-    if not any(map(_is_real_tensor, leaves)) or not all(leaf is None or _is_real_tensor(leaf) for leaf in leaves):
+    if not any(map(_is_result, leaves)) or not all(leaf is None or _is_result(leaf) for leaf in leaves):
         return False  # without a result nothing says when it is called: it tests for errors, or prints
-    inputs = [given.meta.get("val") for given in node.all_input_nodes]
-    return all(_is_real_tensor(part) or not isinstance(part, torch.Tensor) for part in inputs)
+    return all(map(_can_be_operand, node.all_input_nodes))
+
+
+def _can_be_operand(node: fx.Node) -> bool:
+    """Whether what the node has can be handed to an operator: real tensors, numbers, and sparse tensors of weights, or
+    of operators that can be called, which are made where they are read."""
+    value = node.meta.get("val")
+    if is_sparse(value) and not value.is_complex():
+        return node.op != "call_function" or can_be_called(node)
+    return _is_real_tensor(value) or not isinstance(value, torch.Tensor)
+
+
+def counts_values(node: fx.Node) -> bool:
+    """Whether the node's result is as large as the number of a sparse tensor's values, which PyTorch exports as 0."""
+    if not any(is_sparse(given.meta.get("val")) for given in node.all_input_nodes):
+        return False
+    return str(node.target).split(".")[1].lstrip("_").removesuffix("_copy") in _PARTS_OF_SPARSE
+
+
+def is_sparse(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a sparse tensor, of which generated code has none."""
+    return isinstance(value, torch.Tensor) and value.layout != torch.strided
+
+
+def makes_or_takes_sparse(node: fx.Node) -> bool:
+    """Whether the node's operator returns a sparse tensor, or takes one that another returns. Weights are dense."""
+    made = [node, *(given for given in node.all_input_nodes if given.op == "call_function")]
+    return any(is_sparse(each.meta.get("val")) for each in made)
 
 
 def written_by(node: fx.Node) -> OpOverload | None:
@@ -50,6 +82,21 @@ def _can_be_copied(node: fx.Node) -> bool:
 def reads_float(node: fx.Node) -> bool:
     """Whether the node reads a float out of a tensor."""
     return isinstance(node.meta.get("val"), torch.SymFloat) and str(node.target) in READS_ELEMENT
+
+
+def of_another_library(called: OpOverload) -> bool:
+    """Whether the operator is neither PyTorch's nor TKC's: what it returns, its author's fake function says."""
+    return called.namespace not in _OF_PYTORCH
+
+
+def returns_number(node: fx.Node) -> bool:
+    """Whether the node calls an operator of another library that returns an integer, which only the call knows."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.SymInt) and isinstance(node.target, OpOverload) and of_another_library(node.target)
+
+
+def _is_result(value: Any) -> bool:
+    return _is_real_tensor(value) or isinstance(value, torch.SymInt)
 
 
 def _is_real_tensor(value: Any) -> bool:

@@ -15,7 +15,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.callable_operators import can_be_called, written_by
+from tkc.frontend.torch.callable_operators import (
+    can_be_called,
+    counts_values,
+    is_sparse,
+    makes_or_takes_sparse,
+    returns_number,
+    written_by,
+)
 from tkc.frontend.torch.control_flow import is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import Converter, source_of
@@ -134,6 +141,12 @@ def _known(number: Any) -> float:
     return int(value)
 
 
+_SPARSE = (
+    " How many values a sparse tensor has is not known while a model is compiled: hand over its indices and values as "
+    "dense tensors."
+)
+
+
 def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     """Raises UnsupportedModelError that lists every operator without a converter, but for those that a ``fallback``
     calls in PyTorch."""
@@ -142,7 +155,14 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     for node in unknown_operators(graph):
         if not (fallback and node in callable_ones):
             unknown.setdefault(name_of(node), []).append(source_of(node))
+    for node in graph.find_nodes(op="output"):
+        for result in node.all_input_nodes:
+            if is_sparse(result.meta.get("val")):
+                raise UnsupportedModelError(
+                    f"output {result.name!r} ({source_of(result)}) is a sparse tensor; return its .to_dense()"
+                )
     if unknown:
+        sparse = _SPARSE if any(map(counts_values, unknown_operators(graph))) else ""
         others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
         raise UnsupportedModelError(
@@ -150,7 +170,7 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
                 [
                     "TKC cannot compile these operators of the model:",
                     *lines,
-                    f"Write them with other operators, or keep that part outside the compiled model{others}.",
+                    f"Write them with other operators, or keep that part outside the compiled model{others}.{sparse}",
                 ]
             )
         )
@@ -185,7 +205,9 @@ def has_no_converter(node: fx.Node, *, fallback: bool) -> bool:
 
 def converter_of(node: fx.Node) -> Converter | None:
     """The converter of the node's operator, if it has one for such operands."""
-    return None if is_recurrent_of_known_length(node) else CONVERTERS.get(functional_name(node))
+    if is_recurrent_of_known_length(node) or makes_or_takes_sparse(node):
+        return None
+    return CONVERTERS.get(functional_name(node))
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -193,6 +215,8 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _is_known(node: fx.Node) -> bool:
+    if returns_number(node) or (node.op == "call_function" and makes_or_takes_sparse(node)):
+        return False
     if node.op == "get_attr":
         return subgraph(node) is not None or held_tensor(node) is not None
     if node.op != "call_function":

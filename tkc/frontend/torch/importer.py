@@ -33,6 +33,7 @@ from tkc.frontend.torch.signature import exported_signature, program_dimensions,
 from tkc.frontend.torch.simplification import simplified
 from tkc.frontend.torch.small_sizes import where_formulas_hold
 from tkc.frontend.torch.translation import translated
+from tkc.frontend.torch.unread_numbers import with_unread_numbers
 from tkc.frontend.torch.weights import held_weights, program_weights
 from tkc.runtime.signature import TensorSpec
 
@@ -87,9 +88,9 @@ def import_torch(
     with equal_sizes_of(program):
         guards = Guards.of(program)
         options = _Options(checked_in_graph, fallback, read_state, exchangeable)
-        return _import(
-            simplified(program, fallback=fallback, library=library), names, guards, options, program.state_dict
-        )
+        drawn = with_unread_numbers(program) if fallback else program
+        simple = simplified(drawn, fallback=fallback, library=library)
+        return _import(simple, names, guards, options, program.state_dict)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:

@@ -19,12 +19,19 @@ from tvm import relax, tirx
 from tkc.contracts import CALL_OPERATOR
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
-from tkc.frontend.torch.callable_operators import can_be_called, functional_operator, written_by
+from tkc.frontend.torch.callable_operators import (
+    can_be_called,
+    functional_operator,
+    is_sparse,
+    of_another_library,
+    written_by,
+)
 from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.data_sizes import DataSizes
 from tkc.frontend.torch.faster_operators import WHY_FASTER
+from tkc.frontend.torch.memory_order import follows_memory, memory_order
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
 
@@ -94,6 +101,9 @@ class OperatorCalls:
         called = written_by(node) or functional_operator(node)
         assert called is not None
         name = called.name()
+        if is_sparse(node.meta["val"]):
+            self._note(name, node, why)
+            return  # it is called where its result is read
         operands: list[relax.Expr] = []
         results = node.meta["val"]
         if written_by(node) is not None:
@@ -107,6 +117,8 @@ class OperatorCalls:
                 operands.append(operand if is_tensor else relax.PrimValue(operand))
         else:
             description = self._plain_call(node, called, operands)
+        if of_another_library(called):
+            description["declared"] = _declared(results)
         if torch.Tag.nondeterministic_seeded in called.tags:
             description["call"] = node.name  # equal calls give different numbers
         sinfo = _struct_info(results)
@@ -193,9 +205,27 @@ class OperatorCalls:
         given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
         def described(each: torch.Argument) -> Any:
-            return self._described(self._emitter.resolve(given.get(each.name, each.default_value)), operands, node)
+            argument = given.get(each.name, each.default_value)
+            description = self._argument(argument, operands, node)
+            return _in_memory_order(argument, description) if follows_memory(called) else description
 
         return _description(called, described)
+
+    def _argument(self, argument: Any, operands: list[relax.Expr], node: fx.Node) -> Any:
+        """The description of an argument of ``node``, in which sparse tensors are calls of what makes them."""
+        if isinstance(argument, list | tuple):
+            return [self._argument(part, operands, node) for part in argument]
+        value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+        if not is_sparse(value):
+            return self._described(self._emitter.resolve(argument), operands, node)
+        if argument.op == "call_function":
+            called = functional_operator(argument)
+            assert called is not None
+            return {"call": self._plain_call(argument, called, operands)}
+        operands.append(self._emitter.env[argument])
+        layout = {"layout": str(value.layout).removeprefix("torch.")}
+        named = {"layout": layout, "blocksize": None, "dense_dim": None}
+        return {"call": {"operator": "aten::to_sparse", "arguments": [{"tensor": len(operands) - 1}], "named": named}}
 
     def _described(self, value: Any, operands: list[relax.Expr], node: fx.Node) -> Any:
         if isinstance(value, list | tuple):
@@ -224,6 +254,15 @@ class OperatorCalls:
         )
 
 
+def _in_memory_order(argument: Any, description: Any) -> Any:
+    """The description of an argument whose tensors lie in memory as PyTorch's do; compiled models' are contiguous."""
+    if isinstance(argument, list | tuple):
+        return [_in_memory_order(*each) for each in zip(argument, description, strict=True)]
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+    order = memory_order(value) if isinstance(value, torch.Tensor) else None
+    return description if order is None else {"ordered": [description["tensor"], *order]}
+
+
 def _description(called: OpOverload, described: Callable[[torch.Argument], Any]) -> dict[str, Any]:
     """A call as :mod:`tkc.runtime.operators` reads it, of arguments as ``described`` describes each."""
     arguments, named = [], {}
@@ -235,9 +274,26 @@ def _description(called: OpOverload, described: Callable[[torch.Argument], Any])
     return {"operator": called.name(), "arguments": arguments, "named": named, "results": "tensors"}
 
 
+def _declared(results: Any) -> list[Any]:
+    """What a fake function says of each result: its dtype and sizes, ``null`` those that only calls know; ``null`` for
+    what is no tensor."""
+    return [
+        {"dtype": str(each.dtype).removeprefix("torch."), "shape": [_static(size) for size in each.shape]}
+        if isinstance(each, torch.Tensor)
+        else None
+        for each in (results if isinstance(results, list | tuple) else [results])
+    ]
+
+
+def _static(size: int | torch.SymInt) -> int | None:
+    return None if isinstance(size, torch.SymInt) else size
+
+
 def _struct_info(results: Any) -> relax.StructInfo:
     if isinstance(results, torch.Tensor):
         return relax.TensorStructInfo(dtype=dtype_name(results.dtype), ndim=results.dim())
+    if isinstance(results, torch.SymInt):
+        return relax.ShapeStructInfo(ndim=1)
     if results is None:
         return relax.ObjectStructInfo()
     return relax.TupleStructInfo([_struct_info(result) for result in results])

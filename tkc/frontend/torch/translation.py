@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.runtime import from_dlpack
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, reads_float
+from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, reads_float, returns_number
 from tkc.frontend.torch.checks import converter_of, has_no_converter
 from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
 from tkc.frontend.torch.converters import CHECKS, DEFINE_SIZES
@@ -27,6 +27,8 @@ from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
 from tkc.frontend.torch.subgraphs import held_tensor
 from tkc.runtime.signature import TensorSpec
+
+NO_CONVERTER = "TKC has no converter of it"
 
 
 def translated(
@@ -96,6 +98,8 @@ def _emit(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
         calls.read_float(node)
     elif isinstance(value, torch.SymInt | torch.SymBool) and str(node.target) in READS_ELEMENT:
         calls.read_number(node)
+    elif returns_number(node):
+        calls.emit(node, NO_CONVERTER)
     elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         if isinstance(value, torch.SymBool) and all(str(user.target) in CHECKS for user in node.users):
             return  # what is asserted is checked where its numbers are read
@@ -116,7 +120,7 @@ def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
     converter = converter_of(node)
     if converter is None:
-        calls.emit(node, why_faster(node) or "TKC has no converter of it")
+        calls.emit(node, why_faster(node) or NO_CONVERTER)
     elif calls.takes_read_float(node):
         calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
     elif calls.sizes.defines_sizes(node) and functional_name(node) not in DEFINE_SIZES:
