@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-import tkc
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.given import FROM_PYTHON
 
@@ -80,7 +79,7 @@ def script_refusal(model: nn.Module) -> str | None:
 
 def _line_in_model(error: BaseException) -> str:
     """The innermost line of code outside of PyTorch and TKC that ``error`` went through; empty where there is none."""
-    folders = tuple(f"{Path(package.__file__ or '').parent}{os.sep}" for package in (torch, tkc))
+    folders = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith((*folders, "<"))]
     return f'File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name}' if own else ""
