@@ -198,12 +198,35 @@ def test_profile_shows_the_time_by_the_models_nodes(artifact: Path, tmp_path: Pa
 
 def test_explain_and_inspect(model: Path, artifact: Path) -> None:
     """Both as tables and as JSON; explaining needs no compiler."""
-    assert "Generated functions" in tkc("explain", model).stdout
+    explained = tkc("explain", model).stdout
+    assert "Generated functions" in explained and explained.splitlines()[-1] == "Verdict: compiled whole."
+    assert json.loads(tkc("explain", model, "--json").stdout)["verdict"] == "compiled whole"
     assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
     shown = tkc("inspect", artifact).stdout
-    assert "features_0" in shown
+    assert "[features_0, 12]" in shown and "[features_0, 5]" in shown
+    assert "operators called in PyTorch" in shown and "libraries that kernels call" in shown
     assert "activations" in shown and "where" in shown
     assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == FORMAT
+
+
+class Called(torch.nn.Module):
+    """Nine operators without a converter, which PyTorch computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [n, n]``."""
+        return torch.linalg.eigvals(x).abs() + torch.linalg.inv(x) + torch.linalg.det(x) + torch.linalg.cholesky(x)
+
+
+def test_what_pytorch_computes_is_in_the_verdict_and_the_artifact(tmp_path: Path) -> None:
+    """In one line, also where the output is no terminal; ``inspect`` lists the operators, and brackets in names."""
+    path, output = tmp_path / "called.pt2", tmp_path / "[n, 4].tkc"
+    torch.export.save(torch.export.export(Called(), (torch.eye(3),)), path)
+    report = json.loads(tkc("explain", path, "--json").stdout)
+    shown = tkc_process("explain", path).stdout.splitlines()
+    assert shown[-1] == f"Verdict: {report['verdict']}." and len(shown[-1]) > 100
+    assert f"wrote {output}" in tkc("compile", path, "-o", output, "--kernels", "none").stdout
+    inspected = tkc("inspect", output).stdout.replace("\n", "")
+    assert "linalg_eig" in inspected and "[n, 4].tkc" in inspected
 
 
 class Counter(torch.nn.Module):

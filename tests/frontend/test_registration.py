@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from torch.export import Dim
-from tvm import relax
+from tvm import relax, te
 
 import tkc
 from tests.frontend.whole_models import called, compiled
@@ -25,6 +26,12 @@ LIBRARY.impl("halves", lambda x, dim=0, *, swapped=False: _halves(x, dim, swappe
 LIBRARY.define("twice.Tensor(Tensor x) -> Tensor")
 LIBRARY.impl("twice.Tensor", lambda x: x + x, "CompositeImplicitAutograd")
 LIBRARY.define("write(Tensor(a!) x) -> ()")
+LIBRARY.define("double(Tensor x) -> Tensor")
+LIBRARY.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+LIBRARY.define("parts(Tensor x) -> Tensor[]")
+LIBRARY.impl("parts", lambda x: [x + 1, x + 2], "CompositeExplicitAutograd")
+LIBRARY.define("places(Tensor x) -> Tensor")
+LIBRARY.impl("places", lambda x: x.long(), "CompositeExplicitAutograd")
 
 
 def _halves(x: torch.Tensor, dim: int, swapped: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,6 +173,137 @@ def test_an_onnx_converter(tmp_path: Path) -> None:
     for taken in ("ai.onnx::Relu", "com.microsoft::BiasGelu", "ai.onnx::LSTM"):
         with pytest.raises(tkc.UsageError, match="has a converter already"):
             tkc.onnx_converter(taken)(both)
+
+
+def _te(x: relax.Expr) -> te.Tensor:
+    return te.compute((3,), lambda i: te.placeholder((3,))[i])
+
+
+WRONG_RESULTS: dict[str, tuple[Callable[[relax.Expr], Any], str]] = {
+    "nothing": (lambda x: None, "returned None where PyTorch has float32 [3]"),
+    "list": (lambda x: [x, x], "returned a list of 2 where"),
+    "list of one": (lambda x: [x], "returned a list of 1 where"),
+    "relax tuple": (lambda x: relax.Tuple([x, x]), "returned a"),
+    "number": (lambda x: 3, "returned the int 3 where"),
+    "prim value": (lambda x: relax.PrimValue(3), "returned a relax.PrimValue, which is no tensor"),
+    "shape": (lambda x: relax.ShapeExpr([3]), "returned a relax.ShapeExpr, which is no tensor"),
+    "tensor": (lambda x: torch.ones(3), "returned a torch.Tensor where"),
+    "te tensor": (_te, "returned a te.Tensor (emit_te"),
+    "rank": (lambda x: relax.op.expand_dims(x, 0), "returned float32 [1, 3] where PyTorch has float32 [3]"),
+    "shape of another": (lambda x: relax.op.concat([x, x]), "returned float32 [6] where PyTorch has float32 [3]"),
+    "raises": (lambda x: x.absent, "raised AttributeError at its line"),
+    "raises in tvm": (lambda x: relax.op.matmul(x, relax.const(1.0)), "raised "),
+}
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["returned", "used"])
+@pytest.mark.parametrize("wrong", WRONG_RESULTS)
+def test_what_a_converter_returns_that_does_not_fit(wrong: str, used: bool) -> None:
+    """Is an error of its author's, which names it, the operator's place, what came and what was expected."""
+    make, message = WRONG_RESULTS[wrong]
+
+    @tkc.converter("tkctest::double")
+    def mistaken(b: Any, x: relax.Expr) -> Any:
+        return make(x)
+
+    with pytest.raises(tkc.UsageError, match=re.escape(message)) as caught:
+        compiled(lambda x: torch.ops.tkctest.double(x) + 1 if used else torch.ops.tkctest.double(x), torch.ones(3))
+    told = str(caught.value)
+    assert "The converter of tkctest::double (mistaken in " in told and "test_registration.py" in told
+    assert "tkctest.double.default" in told and "report" not in told
+
+
+@pytest.mark.parametrize("operator", ["halves", "parts"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: [x], "returned a list of 1 where PyTorch has 2 results (float32 [3], float32 [3])"),
+        (lambda x: (x, x, x), "returned a tuple of 3 where PyTorch has 2 results"),
+        (lambda x: x, "returned float32 [3] where PyTorch has 2 results"),
+        (lambda x: None, "returned None where PyTorch has 2 results"),
+        (lambda x: [x, None], "returned None as result 1 where"),
+        (lambda x: [x, 2.5], "returned the float 2.5 as result 1 where"),
+        (lambda x: [x, relax.op.concat([x, x])], "returned float32 [6] as result 1 where"),
+    ],
+)
+def test_several_results_that_do_not_fit(operator: str, make: Callable[[relax.Expr], Any], message: str) -> None:
+    """Too few, too many, and one that is wrong, by its position; of tuples and of lists."""
+    tkc.converter(f"tkctest::{operator}")(lambda b, x, *others: make(x))
+    with pytest.raises(tkc.UsageError, match=re.escape(message)):
+        compiled(lambda x: getattr(torch.ops.tkctest, operator)(x)[1] * 2, torch.ones(3))
+
+
+def test_results_that_nothing_uses_may_be_left_out() -> None:
+    """And several may come as a tuple of Relax."""
+    tkc.converter("tkctest::halves")(lambda b, x, dim, swapped: [relax.op.sin(x), None])
+    tkc.converter("tkctest::parts")(lambda b, x: relax.Tuple([x, relax.op.negative(x)]))
+    x = torch.randn(3)
+    exe = compiled(lambda x: (torch.ops.tkctest.halves(x)[0], *torch.ops.tkctest.parts(x)), x)
+    torch.testing.assert_close(exe(x), (x.sin(), x, -x))
+
+
+def test_floats_are_not_cast_to_integers_unasked() -> None:
+    """The other way is a cast."""
+    x = torch.tensor([1.5, -2.5])
+    tkc.converter("tkctest::places")(lambda b, x: x)
+    with pytest.raises(tkc.UsageError, match=r"returned float32 \[2\] where PyTorch has int64 \[2\].*b.cast"):
+        compiled(lambda x: torch.ops.tkctest.places(x), x)
+    tkc.converter("tkctest::places", replace=True)(lambda b, x: b.cast(x, "int64"))
+    tkc.converter("tkctest::double")(lambda b, x: b.cast(x, "int32"))
+    exe = compiled(lambda x: (torch.ops.tkctest.places(x), torch.ops.tkctest.double(x)), x)
+    torch.testing.assert_close(exe(x), (x.long(), torch.tensor([1.0, -2.0])))
+
+
+def test_loops_are_named_first() -> None:
+    """``emit_te`` without a name says so."""
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape, lambda i: x[i] * 2)
+
+    for arguments in ((compute,), (compute, "double"), ("double", 3)):
+        tkc.converter("tkctest::double", replace=True)(lambda b, x, given=arguments: b.emit_te(*given, x))
+        with pytest.raises(tkc.UsageError, match=r"emit_te.*tkctest\.double.*name first, as in b.emit_te\('double'"):
+            compiled(lambda x: torch.ops.tkctest.double(x), torch.ones(3))
+    tkc.converter("tkctest::double", replace=True)(lambda b, x: b.emit_te("double", compute, x))
+    exe = compiled(lambda x: torch.ops.tkctest.double(x), torch.ones(3))
+    torch.testing.assert_close(exe(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_overloads_that_do_not_exist() -> None:
+    """Are refused with those that do; an operator that is not there yet may come."""
+    for name in ("tkctest::halves.bad", "tkctest::halves.Tensor", "aten::add.Tenser"):
+        with pytest.raises(tkc.UsageError, match=r"has no overload '(bad|Tensor|Tenser)'; give one.*'(tkctest|aten)::"):
+            tkc.converter(name)
+    with pytest.raises(tkc.UsageError, match=r"no overload 'default'; .*: 'tkctest::twice.Tensor'"):
+        tkc.converter("tkctest::twice")
+    tkc.converter("tkctest::later")(lambda b, x: x)
+    tkc.converter("tkctest::later.Tensor")(lambda b, x: x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: None, "returned None for"),
+        (lambda x: 3, "returned the int 3 for"),
+        (lambda x: torch.ones(3), "returned a torch.Tensor for"),
+        (lambda x: x, "returned float32 [n, 3] for"),
+        (lambda x: [x], "returned a list of 1 for"),
+        (lambda x: [x, None], "returned None as output 1 for"),
+        (lambda x: [x, torch.ones(3)], "returned a torch.Tensor as output 1 for"),
+        (lambda x: x.absent, "raised AttributeError at its line"),
+    ],
+)
+def test_what_an_onnx_converter_returns_that_does_not_fit(make: Callable[[relax.Expr], Any], message: str) -> None:
+    """The same of ONNX nodes."""
+
+    @tkc.onnx_converter("com.acme::Wrong")
+    def mistaken(node: Any) -> Any:
+        return make(node.tensor(0))
+
+    with pytest.raises(tkc.UsageError, match=re.escape(message)) as caught:
+        tkc.compile(_model("Wrong", "com.acme"), kernels="none", database=False)
+    told = str(caught.value)
+    assert "The converter of com.acme::Wrong (mistaken in " in told and "com.acme.Wrong" in told
 
 
 def test_registered_code_is_part_of_what_shapes_a_model() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,135 @@ def test_model_that_cannot_be_exported_is_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="cannot export Branching"):
         import_torch(Branching(), (torch.ones(3),))
+
+
+class Called(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the function gives."""
+        return self.function(*inputs)
+
+
+LIBRARY = torch.library.Library("tkcrefused", "FRAGMENT")
+LIBRARY.define("no_rule(Tensor x) -> Tensor")
+LIBRARY.impl("no_rule", lambda x: x * 2, "CPU")
+
+
+@torch.library.custom_op("tkcrefused::no_fake", mutates_args=())
+def no_fake(x: torch.Tensor) -> torch.Tensor:
+    """An operator whose author wrote no fake function."""
+    return x * 2
+
+
+_CTC = (torch.tensor([[1, 2]]), torch.tensor([2]))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "operator", "reason"),
+    [
+        (lambda x: torch.linalg.lstsq(x, x)[0], (4, 4), "aten.linalg_lstsq.default", "sizes PyTorch takes for decided"),
+        (
+            lambda x: nn.functional.ctc_loss(x.log_softmax(-1), _CTC[0], torch.tensor([6]), _CTC[1]),
+            (6, 1, 4),
+            "aten._ctc_loss.Tensor",
+            "sizes PyTorch takes for decided",
+        ),
+        (torch.corrcoef, (4, 4), "aten.equal.default", "a value that its data decides"),
+        (lambda x: x if torch.allclose(x, x) else -x, (3,), "aten.allclose.default", "a value that its data decides"),
+        (lambda x: torch.ops.tkcrefused.no_rule(x), (3,), "tkcrefused.no_rule.default", "has no rule that says"),
+        (no_fake, (3,), "no_fake", "no fake impl"),
+    ],
+    ids=["lstsq", "ctc", "corrcoef", "allclose", "no rule", "no fake"],
+)
+def test_operators_that_cannot_be_traced(
+    function: Callable[..., Any], shape: tuple[int, ...], operator: str, reason: str
+) -> None:
+    """Are refused with the reason, the line and the cure, and no word on the examples."""
+    with pytest.raises(UnsupportedModelError, match="cannot export Called") as caught:
+        import_torch(Called(function), (torch.randn(shape),))
+    message = str(caught.value)
+    assert operator in message and reason in message and "register_fake" in message
+    assert "test_torch_refusals.py" in message and "must fit its forward" not in message
+    assert "draft_export" not in message
+
+
+def test_operators_that_cannot_be_traced_for_any_size() -> None:
+    """PyTorch has shapes of them for fixed sizes alone."""
+    shapes = {"inputs": ({0: torch.export.Dim.DYNAMIC},)}
+    with pytest.raises(UnsupportedModelError, match=r"aten\.geqrf\.default \(File .*has no rule.*custom_op"):
+        import_torch(Called(lambda x: torch.geqrf(x)[0]), (torch.randn(4, 4),), dynamic_shapes=shapes)
+
+
+def test_packed_sequences_are_refused_by_themselves() -> None:
+    """With the line, and without a word on the examples."""
+
+    def function(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return nn.utils.rnn.pack_padded_sequence(x, lengths).data
+
+    with pytest.raises(UnsupportedModelError, match="packed sequences") as caught:
+        import_torch(Called(function), (torch.randn(5, 2, 3), torch.tensor([5, 3])))
+    assert "test_torch_refusals.py" in str(caught.value) and "must fit" not in str(caught.value)
+
+
+def test_examples_that_do_not_fit_are_told_so() -> None:
+    """As is what else PyTorch cannot export."""
+    with pytest.raises(UnsupportedModelError, match="must fit its forward"):
+        import_torch(nn.Linear(3, 3), (torch.ones(3), torch.ones(3)))
+
+
+_GENERATOR = torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize(
+    ("draw", "operator"),
+    [
+        (lambda x: torch.rand(3, generator=_GENERATOR) + x, "aten.rand.generator"),
+        (lambda x: torch.multinomial(x, 2, generator=_GENERATOR), "aten.multinomial.default"),
+        (lambda x: x.clone().normal_(generator=_GENERATOR), "aten.normal"),
+        (
+            lambda x: torch.randperm(3, generator=_GENERATOR) + torch.bernoulli(x, generator=_GENERATOR),
+            "aten.randperm.generator",
+        ),
+    ],
+    ids=["rand", "multinomial", "normal", "two"],
+)
+@pytest.mark.parametrize("fallback", [False, True])
+def test_generators_are_refused_with_what_draws(draw: Callable[..., Any], operator: str, fallback: bool) -> None:
+    """And the cure: calls follow PyTorch's default generator."""
+    with pytest.raises(
+        UnsupportedModelError, match=r"A torch\.Generator, which the model holds, is taken by"
+    ) as caught:
+        import_torch(Called(draw), (torch.ones(3),), fallback=fallback)
+    message = str(caught.value)
+    assert operator in message and "test_torch_refusals.py" in message and "torch.manual_seed" in message
+
+
+def test_generators_as_inputs_are_refused() -> None:
+    """By the input's name."""
+
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor, source: torch.Generator) -> torch.Tensor:
+            return torch.rand(3, generator=source) + x
+
+    with pytest.raises(UnsupportedModelError, match=r"A torch\.Generator.*torch\.manual_seed"):
+        import_torch(Drawing(), (torch.ones(3), torch.Generator()))
+
+
+def test_torchscript_inside_of_a_model() -> None:
+    """Is named by its path; a model that is such a module itself is refused, too."""
+    scripted = torch.jit.script(nn.Sequential(nn.ReLU(), nn.Tanh()))
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(scripted))
+    with pytest.raises(
+        UnsupportedModelError, match=r"export Sequential: its '1\.0' is a TorchScript.*without torch\.jit"
+    ):
+        import_torch(model, (torch.ones(2, 3),))
+    with pytest.raises(UnsupportedModelError, match=r"it is a TorchScript module.*without torch\.jit"):
+        import_torch(scripted, (torch.ones(2, 3),))
 
 
 def test_constants_whose_numbers_the_tracer_lost_are_refused() -> None:

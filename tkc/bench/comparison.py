@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from tkc.measure.record import Record, shown
+from tkc.runtime.tables import PlainTable
 
 
-def comparison(earlier: Record, later: Record) -> Table:
+def comparison(earlier: Record, later: Record) -> PlainTable:
     """A row for each thing measured in either: our milliseconds and our ratio to the reference, then and now.
 
     Times of two runs differ by a few percent by themselves; ratios, each of one run, say more where there are some.
     """
     title = f"{later.commit} on {later.device} against {earlier.commit} on {earlier.device}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = PlainTable(title=title, box=None, pad_edge=False)
     table.add_column("what", overflow="fold")
     for name in ("then (ms)", "now (ms)", "speed", "ratio then", "ratio now"):
         table.add_column(name, justify="right", no_wrap=True)

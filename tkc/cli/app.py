@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,6 +26,9 @@ from tkc.cli.options import (
 from tkc.cli.progress import StageProgress
 from tkc.cli.signatures import with_options_of
 from tkc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tkc.runtime.report import Report
 
 app = typer.Typer(
     name="tkc",
@@ -68,9 +71,9 @@ def compile(
         )
         progress.stage("write artifact")
         path = executable.save(output, overwrite=force)
-    _show(executable.report, {"artifact": str(path), "report": executable.report.to_json()}, as_json)
+    _show_report(executable.report, {"artifact": str(path), "report": executable.report.to_json()}, as_json)
     if not as_json:
-        _out.print(f"wrote {path}")
+        _wrote(path)
 
 
 @app.command()
@@ -89,7 +92,7 @@ def explain(
 
     with StageProgress(_err) as progress:
         report = tkc.explain(model, **options, observer=progress.stage)
-    _show(report, report.to_json(), as_json)
+    _show_report(report, report.to_json(), as_json)
 
 
 @app.command()
@@ -138,7 +141,7 @@ def profile(
     result = profile_model(model, entry, inputs or [], sizes or [], seed, repeat, output)
     _show(result, result.to_dict(), as_json)
     if output is not None and not as_json:
-        _out.print(f"wrote {output}")
+        _wrote(output)
 
 
 @app.command()
@@ -169,7 +172,7 @@ def bug_report(
     from tkc.diagnosis.bug_report import write_bug_report
 
     _out.print(write_bug_report(source, output, target, kernels), markup=False, highlight=False)
-    _out.print(f"wrote {output}", markup=False, highlight=False)
+    _wrote(output)
 
 
 @app.command()
@@ -224,3 +227,16 @@ def _show(rendered: Any, data: Any, as_json: bool) -> None:
         print(json.dumps(data, indent=1))
     else:
         _out.print(rendered)
+
+
+def _show_report(report: Report, data: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(data, indent=1))
+        return
+    from tkc.runtime.report import print_report
+
+    print_report(report, _out)
+
+
+def _wrote(path: Path) -> None:
+    _out.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from tkc.builder.cache import cache_folder
 from tkc.builder.stored import KINDS, CacheEntry, cache_entries, keep_limit, read_limit, removed, write_limit
 from tkc.cli.options import JsonOption
 from tkc.errors import UsageError
+from tkc.runtime.tables import PlainTable
 
 app = typer.Typer(help="Show, prune and limit the cache of kernels and graphs.", no_args_is_help=True)
 _out = Console()
@@ -198,7 +198,7 @@ def _print_json(told: dict[str, Any]) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table()
+    table = PlainTable()
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

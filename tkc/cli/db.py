@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tkc.cli.options import JsonOption
 from tkc.cli.signatures import parse_percent
 from tkc.errors import UsageError
+from tkc.runtime.tables import PlainTable
 
 app = typer.Typer(help="Look into tuning databases, merge, prune and check them.", no_args_is_help=True)
 _out = Console()
@@ -224,7 +224,7 @@ def _show(columns: tuple[str, ...], rows: list[Any], data: Any, as_json: bool) -
     if as_json:
         print(json.dumps(data, indent=1))
         return
-    table = Table(box=None, pad_edge=False)
+    table = PlainTable(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:

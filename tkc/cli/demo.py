@@ -10,12 +10,13 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from tkc.api import compile
 from tkc.cli.progress import StageProgress
 from tkc.errors import Error, TargetError, UsageError
 from tkc.runtime.local_gpu import local_gpu
+from tkc.runtime.report import print_report
+from tkc.runtime.tables import PlainTable
 
 _TOKENS = ((1, 17), (2, 64), (4, 128))
 """The (batch, sequence) sizes that the one build is run with."""
@@ -49,7 +50,7 @@ def run_demo() -> None:
         norm_topk_prob=True,
     )
     model = Qwen3MoeForCausalLM(config).eval().to(device, dtype)
-    console.print(f"Qwen3-MoE: 2 layers, 32 experts, top 4, {dtype}, for {target}\n")
+    console.print(f"Qwen3-MoE: 2 layers, 32 experts, top 4, {dtype}, for {target}\n", markup=False)
 
     batch, sequence = torch.export.Dim("batch", max=64), torch.export.Dim("sequence", min=2, max=4096)
     example = torch.randint(0, config.vocab_size, (2, 64), device=device)
@@ -63,9 +64,9 @@ def run_demo() -> None:
             observer=progress.stage,
             kernel_progress=progress.kernel,
         )
-    console.print(executable.report)
+    print_report(executable.report, console)
 
-    table = Table(title="The same build at every size (errors against a float32 run)", title_justify="left")
+    table = PlainTable(title="The same build at every size (errors against a float32 run)")
     for column in ("batch × sequence", "error of tkc", "error of eager", "tkc", "PyTorch eager"):
         table.add_column(column, justify="right")
     exact = copy.deepcopy(model).float()

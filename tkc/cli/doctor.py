@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.filesize import decimal
-from rich.table import Table
+from rich.text import Text
 
 from tkc.builder import cache_folder, toolchain
 from tkc.builder.cache import GRAPHS, KERNELS, writing_to
@@ -17,6 +17,7 @@ from tkc.builder.stored import cache_entries, read_limit
 from tkc.cli.cache import summaries
 from tkc.errors import CacheError, TargetError
 from tkc.runtime.local_gpu import local_gpu
+from tkc.runtime.tables import PlainTable
 
 _PACKAGES = {
     "apache-tvm": "nothing can be compiled or run",
@@ -46,13 +47,13 @@ def diagnose() -> list[Finding]:
     return [_cxx(), _nvcc(), _gpu(), *map(_package, _PACKAGES), _cache()]
 
 
-def findings_table(findings: list[Finding]) -> Table:
+def findings_table(findings: list[Finding]) -> PlainTable:
     """``findings`` for the terminal."""
-    table = Table(title="tkc doctor", title_justify="left")
+    table = PlainTable(title="tkc doctor")
     for column in ("what", "", "found", "without it"):
         table.add_column(column, overflow="fold")
     for finding in findings:
-        mark = "[green]ok[/green]" if finding.status == "ok" else "[yellow]missing[/yellow]"
+        mark = Text(finding.status, style="green" if finding.status == "ok" else "yellow")
         table.add_row(finding.name, mark, finding.found, finding.cost if finding.status == "missing" else "")
     return table
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Table
 
 from tkc.runtime.artifact.contents import MAIN
 from tkc.runtime.artifact.reading import Artifact
 from tkc.runtime.report import Report
 from tkc.runtime.signature import Constant, Signature, TensorSpec
+from tkc.runtime.tables import PlainTable
 
 
 def artifact_table(artifact: Artifact) -> RenderableType:
     """Versions, target, signature, kernels and files of a checked artifact."""
     manifest = artifact.manifest
-    head = Table(title=str(artifact.folder), title_justify="left", show_header=False)
+    head = PlainTable(title=str(artifact.folder), show_header=False)
     head.add_row("target", manifest.target)
     head.add_row("size", decimal(artifact.size))
     head.add_row("made with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
@@ -24,13 +24,21 @@ def artifact_table(artifact: Artifact) -> RenderableType:
         f"{len(manifest.parameters)} tensors, {decimal((artifact.folder / 'params.safetensors').stat().st_size)}",
     )
 
+    requires = manifest.requires
+    for what, names in (
+        ("operators called in PyTorch", requires.operators),
+        ("packages that register them", [f"{name} {version}" for name, version in requires.libraries.items()]),
+        ("libraries that kernels call", requires.shared_libraries),
+    ):
+        head.add_row(what, ", ".join(names) or "none")
+
     titles = {name: "Signature" if name == MAIN else f"Entry {name}" for name in manifest.entries}
     calls = [_signature_table(titles[name], entry.signature) for name, entry in manifest.entries.items()]
     for name, entry in manifest.entries.items():
         plan = Report.from_json(manifest.report if entry.report is None else entry.report).activations
         head.add_row("activations" if name == MAIN else f"activations of {name}", plan.told())
 
-    kernels = Table(title="Kernel libraries", title_justify="left")
+    kernels = PlainTable(title="Kernel libraries")
     kernels.add_column("kernel")
     kernels.add_column("file")
     for library in manifest.kernels:
@@ -38,8 +46,8 @@ def artifact_table(artifact: Artifact) -> RenderableType:
     return Group(head, *calls, kernels)
 
 
-def _signature_table(title: str, signature: Signature) -> Table:
-    call = Table(title=title, title_justify="left")
+def _signature_table(title: str, signature: Signature) -> PlainTable:
+    call = PlainTable(title=title)
     for column in ("", "name", "dtype", "shape"):
         call.add_column(column)
     for leaf in signature.leaves:

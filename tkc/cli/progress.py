@@ -14,7 +14,7 @@ class StageProgress:
     """A status line that disappears when the work is done; pass its methods to ``tkc.compile``."""
 
     def __init__(self, console: Console) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("starting")
         self._stage = "starting"

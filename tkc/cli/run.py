@@ -13,7 +13,6 @@ import numpy as np
 import safetensors.torch
 import torch
 from rich.console import Console, RenderableType
-from rich.table import Table
 
 from tkc.api import compile
 from tkc.cli.progress import StageProgress
@@ -25,6 +24,7 @@ from tkc.runtime.loading import load
 from tkc.runtime.program import Program
 from tkc.runtime.random_inputs import random_inputs
 from tkc.runtime.signature import Signature
+from tkc.runtime.tables import PlainTable
 
 MODEL_SUFFIXES = (".onnx", ".pt2")
 """What files are models, which are compiled first."""
@@ -58,7 +58,7 @@ class RunResult:
         return {**asdict(self), "agrees": self.agrees}
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=f"Ran in {self.milliseconds:.3f} ms", title_justify="left")
+        table = PlainTable(title=f"Ran in {self.milliseconds:.3f} ms")
         for column in ("output", "dtype", "shape", "error"):
             table.add_column(column)
         for row in self.outputs:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from tkc import api
@@ -24,6 +23,7 @@ from tkc.cli.options import ImportOption, JsonOption, ModelArgument
 from tkc.cli.process import this_process
 from tkc.cli.signatures import with_options_of
 from tkc.errors import UsageError
+from tkc.runtime.tables import PlainTable
 
 if TYPE_CHECKING:
     from tkc.kernels.cases import Case
@@ -160,7 +160,7 @@ def kernels(
     if as_json:
         print(json.dumps([dataclasses.asdict(record) for record in records], indent=1))
         return
-    table = Table(title=f"records in {folder}", title_justify="left")
+    table = PlainTable(title=f"records in {folder}")
     for name in ("kernel", "parameters", "sizes", "µs", "configuration"):
         table.add_column(name, overflow="fold")
     for record in records:
@@ -169,9 +169,9 @@ def kernels(
     Console().print(table)
 
 
-def kernels_table(progress: Progress, title: str = "kernels that the model calls") -> Table:
+def kernels_table(progress: Progress, title: str = "kernels that the model calls") -> PlainTable:
     """A row for each kernel and its sizes, those that take most of the model's time first."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = PlainTable(title=title, box=None, pad_edge=False)
     for name in ("kernel", "parameters", "sizes"):
         table.add_column(name, overflow="fold")
     for name in ("share", "before µs", "after µs", "gain", "tried"):
@@ -180,7 +180,7 @@ def kernels_table(progress: Progress, title: str = "kernels that the model calls
     for kernel in progress.kernels[:_SHOWN_TASKS]:
         table.add_row(
             kernel.kernel,
-            escape(_told(kernel.parameters)),
+            _told(kernel.parameters),
             _told(kernel.sizes),
             f"{progress.share_of_all(kernel):.1%}",
             _microseconds(kernel.before),
@@ -199,18 +199,18 @@ def _told(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items() if value not in (None, False, []))
 
 
-def tasks_table(progress: Progress, title: str | None = None) -> Table:
+def tasks_table(progress: Progress, title: str | None = None) -> PlainTable:
     """A row for each task, those that take most of the model's time first, under ``title``."""
     if title is None:
         title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = PlainTable(title=title, box=None, pad_edge=False)
     table.add_column("function", overflow="fold")
     for name in ("share", "default µs", "best µs", "gain", "of a copy", "trials", "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     ranked = sorted((task for task in progress.tasks if task.best), key=lambda task: -task.seconds)
     for task in ranked[:_SHOWN_TASKS]:
         table.add_row(
-            escape(task.name),  # sizes stand in brackets, as markup does
+            task.name,
             f"{progress.share(task):.1%}",
             _microseconds(task.baseline),
             _microseconds(task.best),
@@ -270,7 +270,7 @@ class _Kernels:
 
     def table(self) -> RenderableType:
         """One line."""
-        return escape(self.line())
+        return Text(self.line())
 
     def line(self) -> str:
         """How far it is."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.errors import UsageError
+from tkc.frontend.given import check_given, described, refusal
 
 if TYPE_CHECKING:
     from tkc.frontend.indices import CheckedInGraph
@@ -48,16 +49,20 @@ def import_model(
 
     if isinstance(model, ImportedModel):
         return model
+    check_given(model)
     is_module = isinstance(model, torch.nn.Module)
     examples = (tuple(example_args), dict(example_kwargs or {}))
     is_onnx = type(model).__name__ == "ModelProto" or str(model).endswith(".onnx")
     if constants and not is_onnx:
-        raise UsageError(f"constants is for ONNX models; {_described(model)} binds them when it is exported")
+        raise UsageError(f"constants is for ONNX models; {described(model)} binds them when it is exported")
     if dynamic_shapes is not None and is_onnx:
         raise UsageError("dynamic_shapes is for an nn.Module; an ONNX model names its symbolic sizes itself")
+    is_path = isinstance(model, (str, os.PathLike))
+    if not (is_module or is_onnx or is_path or isinstance(model, torch.export.ExportedProgram)):
+        raise refusal(model)
     if not is_module and not is_onnx and (example_args or example_kwargs or dynamic_shapes is not None):
         raise UsageError(
-            f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
+            f"example inputs and dynamic_shapes are for an nn.Module; {described(model)} has its own signature"
         )
     if is_module or isinstance(model, torch.export.ExportedProgram):
         from tkc.frontend.torch.importer import import_torch
@@ -74,10 +79,8 @@ def import_model(
             read_state=read_state,
             exchangeable=exchangeable,
         )
-    if isinstance(model, (str, os.PathLike)):
+    if is_path:
         path = Path(model)
-        if not path.is_file():
-            raise UsageError(f"there is no model file {path}")
         if path.suffix == ".pt2":
             from tkc.frontend.torch.importer import import_torch
 
@@ -100,20 +103,12 @@ def import_model(
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
-    if type(model).__name__ == "ModelProto":
-        _refuse_size_names(size_names, "a ModelProto")
-        from tkc.frontend.onnx.importer import import_onnx
+    _refuse_size_names(size_names, "a ModelProto")
+    from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph, constants, *examples, exchangeable=exchangeable, fallback=fallback)
-    raise UsageError(
-        f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
-    )
+    return import_onnx(model, checked_in_graph, constants, *examples, exchangeable=exchangeable, fallback=fallback)
 
 
 def _refuse_size_names(size_names: Mapping[str, str] | None, model: str) -> None:
     if size_names:
         raise UsageError(f"size_names is for .pt2 files; {model} names its sizes itself")
-
-
-def _described(model: Any) -> str:
-    return f"the path {os.fspath(model)!r}" if isinstance(model, (str, os.PathLike)) else f"a {type(model).__name__}"

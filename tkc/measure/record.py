@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from rich.columns import Columns
-from rich.table import Table
+from rich.text import Text
 
 from tkc.errors import UsageError
+from tkc.runtime.tables import PlainTable
 
 _REASON_WIDTH = 200  # characters
 
@@ -79,9 +80,9 @@ class Record:
         """The record as JSON-ready values."""
         return asdict(self)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> PlainTable:
         contenders = list(dict.fromkeys(name for row in self.rows for name in row.milliseconds))
-        table = Table(title=f"{self.benchmark} on {self.device}", title_justify="left", caption_justify="left")
+        table = PlainTable(title=f"{self.benchmark} on {self.device}")
         table.add_column("what", overflow="fold")
         for name in contenders:
             table.add_column(f"{name} (ms)", justify="right")
@@ -92,7 +93,7 @@ class Record:
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
             error = "" if row.error is None else f"{row.error:.1e}"
             notes = [f"{k}={shown(v)}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items()]
-            table.add_row(row.name, *times, ratio, error, Columns(notes, padding=(0, 2)) if notes else "")
+            table.add_row(row.name, *times, ratio, error, Columns(map(Text, notes), padding=(0, 2)) if notes else "")
         means = [f"{kind} {mean:.3f} ({count} rows)" for kind, (mean, count) in self.mean_ratios().items() if count > 1]
         table.caption = "geometric mean of the ratios: " + ", ".join(means) if means else None
         return table

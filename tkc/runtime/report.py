@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from tkc.runtime.activations import ActivationPlan
 from tkc.runtime.call_table import CallTable
@@ -69,7 +70,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
         written: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
-        return written
+        return written | {"verdict": self.verdict}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
@@ -77,6 +78,14 @@ class Report:
         return _ADAPTER.validate_python(data)
 
     def __rich__(self) -> RenderableType:
+        return Group(self.tables(), self.last_line())
+
+    def last_line(self) -> Text:
+        """The verdict, which is one line wherever lines are not broken."""
+        return Text(f"Verdict: {self.verdict}.")
+
+    def tables(self) -> RenderableType:
+        """What is printed before the verdict."""
         invariant = ", batch_invariant=True" if self.batch_invariant else ""
         title = f"Kernels for {self.target} (kernels={self.kernels!r}{invariant})"
         parts: list[RenderableType] = [
@@ -100,11 +109,11 @@ class Report:
             parts.append(stages_table(self.stages))
         if self.activations.is_known:
             parts.append(f"Peak memory that a call allocates: {self.activations.told()}.")
-        return Group(*parts, f"Verdict: {self.verdict}.")
+        return Group(*(Text(part) if isinstance(part, str) else part for part in parts))
 
     @property
     def verdict(self) -> str:
-        """How the model compiles, in one line."""
+        """How the model compiles, in one line; ``to_json`` holds it, too."""
         if not self.operators:
             return "compiled whole"
         calls = sum(use.calls for use in self.operators)
@@ -154,7 +163,7 @@ class ProgramReport(Report):
 
     def to_json(self) -> dict[str, Any]:
         """The reports of the entries as JSON-ready values."""
-        return {"entries": {name: report.to_json() for name, report in self.entries.items()}}
+        return {"entries": {name: report.to_json() for name, report in self.entries.items()}, "verdict": self.verdict}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProgramReport:
@@ -166,8 +175,11 @@ class ProgramReport(Report):
         """How each entry compiles, in one line."""
         return "; ".join(f"{name}: {report.verdict}" for name, report in self.entries.items())
 
-    def __rich__(self) -> RenderableType:
-        return Group(*(part for name, report in self.entries.items() for part in (f"Entry {name}", report, "")))
+    def tables(self) -> RenderableType:
+        """Those of each entry."""
+        return Group(
+            *(part for name, own in self.entries.items() for part in (Text(f"Entry {name}"), own.tables(), Text("")))
+        )
 
     def __str__(self) -> str:
         return _printed(self)
@@ -186,9 +198,15 @@ def _coverage(reports: Sequence[Report]) -> Coverage:
     return Coverage(*shares)
 
 
+def print_report(report: Report, console: Console) -> None:
+    """Print ``report``, and its verdict as one line at the end, which other programs may look for."""
+    console.print(report.tables())
+    console.print(report.last_line(), soft_wrap=True)
+
+
 def _printed(report: Report) -> str:
     text = io.StringIO()
-    Console(file=text, width=140).print(report)
+    print_report(report, Console(file=text, width=140))
     return text.getvalue()
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.filesize import decimal
-from rich.table import Table
 
 from tkc.kernels import Target
 from tkc.kernels.devices import KIB
@@ -23,6 +22,7 @@ from tkc.runtime.report_rows import (
     Scheduled,
     Stage,
 )
+from tkc.runtime.tables import PlainTable
 
 
 def device_note(name: str) -> str | None:
@@ -37,9 +37,11 @@ def device_note(name: str) -> str | None:
     )
 
 
-def kernels_table(title: str, uses: Sequence[KernelUse], coverage: KernelCoverage, measured_on: Sequence[str]) -> Table:
+def kernels_table(
+    title: str, uses: Sequence[KernelUse], coverage: KernelCoverage, measured_on: Sequence[str]
+) -> PlainTable:
     """A row for each kernel with its parameters. Records of the devices ``measured_on`` chose some configurations."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = PlainTable(title=title)
     for column in ("kernel", "rule", "calls", "parameters", "record"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
@@ -94,9 +96,9 @@ def _parameters(use: KernelUse) -> str:
     return " ".join(f"{name}={use.parameters[name]}" for name in names)
 
 
-def operators_table(title: str, uses: Sequence[OperatorUse]) -> Table:
+def operators_table(title: str, uses: Sequence[OperatorUse]) -> PlainTable:
     """A row for each operator that a call has PyTorch compute."""
-    table = Table(title=title, title_justify="left")
+    table = PlainTable(title=title)
     for column in ("operator", "calls", "first", "why"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
@@ -104,9 +106,9 @@ def operators_table(title: str, uses: Sequence[OperatorUse]) -> Table:
     return table
 
 
-def products_table(uses: Sequence[ProductUse]) -> Table:
+def products_table(uses: Sequence[ProductUse]) -> PlainTable:
     """A row for each kind of product of the runtime's own."""
-    table = Table(title="Computed by the runtime's own products", title_justify="left", caption_justify="left")
+    table = PlainTable(title="Computed by the runtime's own products")
     for column in ("product", "calls", "first weight"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
@@ -116,9 +118,9 @@ def products_table(uses: Sequence[ProductUse]) -> Table:
     return table
 
 
-def refused_table(rows: Sequence[Refused]) -> Table:
+def refused_table(rows: Sequence[Refused]) -> PlainTable:
     """A row for each reason why a rule left something, with the first variable of its kind."""
-    table = Table(title="Left to ordinary operators", title_justify="left")
+    table = PlainTable(title="Left to ordinary operators")
     for column in ("rule", "places", "first", "why"):
         table.add_column(column, overflow="fold")
     places = Counter((row.rule, row.reason) for row in rows)
@@ -130,9 +132,9 @@ def refused_table(rows: Sequence[Refused]) -> Table:
     return table
 
 
-def nondeterministic_table(rows: Sequence[Nondeterministic]) -> Table:
+def nondeterministic_table(rows: Sequence[Nondeterministic]) -> PlainTable:
     """A row for each function that may give other bits in another run."""
-    table = Table(title="Not the same bits in every run", title_justify="left")
+    table = PlainTable(title="Not the same bits in every run")
     for column in ("nodes", "function", "why"):
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -140,9 +142,9 @@ def nondeterministic_table(rows: Sequence[Nondeterministic]) -> Table:
     return table
 
 
-def scheduled_table(rows: Sequence[Scheduled]) -> Table:
+def scheduled_table(rows: Sequence[Scheduled]) -> PlainTable:
     """A row for each rule or record that scheduled generated functions, with some of their names."""
-    table = Table(title="Generated functions", title_justify="left")
+    table = PlainTable(title="Generated functions")
     for column in ("scheduled by", "functions", "names"):
         table.add_column(column, overflow="fold")
     names: dict[str, list[str]] = {}
@@ -154,9 +156,9 @@ def scheduled_table(rows: Sequence[Scheduled]) -> Table:
     return table
 
 
-def coverage_table(coverage: Coverage, scheduled: Sequence[Scheduled]) -> Table:
+def coverage_table(coverage: Coverage, scheduled: Sequence[Scheduled]) -> PlainTable:
     """How much of the time of generated functions goes by tuning records."""
-    table = Table(title="Tuning records", title_justify="left", caption_justify="left")
+    table = PlainTable(title="Tuning records")
     table.add_column("record of the function")
     table.add_column("share of the generated functions' time", justify="right")
     for found, share in dataclasses.asdict(coverage).items():
@@ -167,9 +169,9 @@ def coverage_table(coverage: Coverage, scheduled: Sequence[Scheduled]) -> Table:
     return table
 
 
-def stages_table(stages: Sequence[Stage]) -> Table:
+def stages_table(stages: Sequence[Stage]) -> PlainTable:
     """A row for each stage of the compilation, and their sum."""
-    table = Table(title="Stages", title_justify="left")
+    table = PlainTable(title="Stages")
     table.add_column("stage")
     table.add_column("seconds", justify="right")
     for stage in stages:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tkc.errors import UsageError
+from tkc.frontend.onnx.checked_converters import checked_converter
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.converters.shared import Converter
 from tkc.frontend.onnx.domains import STANDARD_DOMAINS, stock_converters
@@ -41,7 +42,7 @@ def onnx_converter(name: str, *, replace: bool = False) -> Callable[[C], C]:
         check_function("tkc.onnx_converter", name, function)
         if not replace and ((domain, operator) in CONVERTERS or operator in stock_converters(domain)):
             raise UsageError(f"{name} has a converter already; with replace=True this one takes its place")
-        CONVERTERS[domain, operator] = function
+        CONVERTERS[domain, operator] = checked_converter(name, function)
         note(name, function)
         return function
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, CustomObjArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.callable_operators import (
@@ -55,6 +55,8 @@ def check_interface(program: ExportedProgram) -> None:
     for spec in graph_signature.input_specs:
         if spec.kind == InputKind.TOKEN:
             continue
+        if isinstance(spec.arg, CustomObjArgument):
+            raise _refused_object(program.graph, spec.arg, held=spec.kind != InputKind.USER_INPUT)
         if spec.kind not in _INPUTS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
             raise UnsupportedModelError(
                 f"Input {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors and constants can be inputs. "
@@ -73,6 +75,23 @@ def check_interface(program: ExportedProgram) -> None:
                 f"Output {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors, numbers and constants can be "
                 "returned. Leave it out of what the model returns."
             )
+
+
+def _refused_object(graph: fx.Graph, argument: CustomObjArgument, *, held: bool) -> UnsupportedModelError:
+    """The error for a random generator, or another object that is no tensor, which names the nodes that take it."""
+    kind = argument.class_fqn.replace("torch._C.", "torch.", 1)
+    what = f"{kind}, which the model holds," if held else f"{kind} as input {argument.name!r},"
+    users = [user for node in graph.nodes if node.name == argument.name for user in node.users]
+    takers = dict.fromkeys(f"{name_of(user)} ({source_of(user)})" for user in users if user.op != "output")
+    taken = f"is taken by {'; '.join(takers)}" if takers else "is taken by no node"
+    if kind == "torch.Generator":
+        cure = (
+            "Calls of a compiled model follow PyTorch's default generator: leave this one out, and call "
+            "torch.manual_seed before the call."
+        )
+    else:
+        cure = "Only tensors and constants can be inputs or held: keep what uses it outside of the compiled model."
+    return UnsupportedModelError(f"A {what} {taken}. {cure}")
 
 
 def check_control_flow(graph: fx.Graph) -> None:

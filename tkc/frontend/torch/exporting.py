@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.export_refusals import operator_refusal, script_refusal
 from tkc.frontend.torch.flex_attention import forget_captured
 from tkc.frontend.torch.recurrent import recurrent_operators_of_any_length
 from tkc.frontend.torch.state import unchanged_tensors
@@ -64,8 +65,11 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     except Exception as error:
         if _comes_from_derivatives(error):
             raise UnsupportedModelError(f"{DERIVATIVES} ({str(error).splitlines()[0]})") from error
+        cause = f"torch.export cannot export {type(model).__name__}"
+        if reason := script_refusal(model) or operator_refusal(error):
+            raise UnsupportedModelError(f"{cause}: {reason}") from error
         raise UnsupportedModelError(
-            f"torch.export cannot export {type(model).__name__}: {error}\n"
+            f"{cause}: {error}\n"
             "The example arguments must fit its forward, and its control flow must not depend on data "
             "(see the PyTorch documentation of torch.export)."
         ) from error

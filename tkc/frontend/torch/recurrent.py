@@ -19,6 +19,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from tkc.errors import UnsupportedModelError
+
 _aten = torch.ops.aten
 
 RECURRENT: tuple[OpOverload[..., Any], ...] = (
@@ -58,7 +60,7 @@ def recurrent_operators_of_any_length() -> Iterator[None]:
 
 
 def _refuse_packed(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    raise ValueError(
+    raise UnsupportedModelError(
         "packed sequences (pack_padded_sequence) have sizes that their data decides, and are not supported. Hand the "
         "recurrent layer the padded tensor, and read a sequence's last output at its length - 1; for its reverse "
         "direction, turn each sequence around by gather at (length - 1 - step).clamp(0), and run a second layer "

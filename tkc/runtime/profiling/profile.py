@@ -14,13 +14,13 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tkc.errors import UsageError
 from tkc.runtime.profiling.node_names import common_path
 from tkc.runtime.profiling.page import page
 from tkc.runtime.profiling.rows import COLUMNS, HOST, Row, cells, told_seconds
+from tkc.runtime.tables import PlainTable
 
 _MOST_ROWS = 40
 
@@ -110,7 +110,7 @@ class Profile:
         return lines
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=f"Profile for {self.target}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = PlainTable(title=f"Profile for {self.target}", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("nodes, and the function that computes them", overflow="fold")
         for column in COLUMNS[2:]:
             table.add_column(column, justify="right", no_wrap=True)

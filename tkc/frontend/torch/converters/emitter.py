@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from tvm import arith, relax, te, tirx
 
-from tkc.errors import Error, InternalError, UnsupportedModelError
+from tkc.errors import Error, InternalError, UnsupportedModelError, UsageError
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.origins import held_size
 from tkc.frontend.sources import SourceBuilder
@@ -100,6 +100,9 @@ class Emitter:
             # What has no elements is what it is, whatever computes it.
             empty = isinstance(expected, torch.Tensor) and not defines and self._has_no_elements(expected)
             value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
+            if value is None and isinstance(expected, torch.Tensor):
+                # TVM takes what is missing in a function's result for a pointer.
+                raise InternalError(f"The converter of {node.target} ({source_of(node)}) made nothing.")
             if defines:
                 value = self.cast(self.emit(value), dtype_name(expected.dtype))
                 self.env[node] = self.data_sizes.settled(value, expected, node)
@@ -168,6 +171,8 @@ class Emitter:
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
+        if not isinstance(value, relax.Expr):
+            raise TypeError(f"emit takes a Relax expression, not {value!r}, a {type(value).__name__}")
         if isinstance(value, relax.Var | relax.Constant):
             return value
         value = self.builder.normalize(value)
@@ -194,6 +199,11 @@ class Emitter:
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
+        if not isinstance(name, str) or not callable(compute):
+            raise UsageError(
+                f"b.emit_te was given a {type(name).__name__} and a {type(compute).__name__} for {self.node.target} "
+                f"({source_of(self.node)}); it takes the function's name first, as in b.emit_te('double', compute, x)"
+            )
         return self.builder.emit_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs or None)
 
     def cast(self, x: relax.Expr, dtype: str) -> relax.Expr:
