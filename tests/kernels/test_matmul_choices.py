@@ -38,7 +38,10 @@ def test_support_and_benefit() -> None:
     single, half = MatmulParameters(64, 64, "float32"), MatmulParameters(64, 64, "float16")
     assert SPEC.unsupported(single, CPU) is None and SPEC.unsupported(half, HOPPER) is None
     assert SPEC.beneficial(single, CPU) is not None and SPEC.beneficial(half, HOPPER) is None
-    assert "n=4" in (SPEC.beneficial(MatmulParameters(4, 64, "float16"), HOPPER) or "")
+    assert "n=1 " in (SPEC.beneficial(MatmulParameters(1, 64, "float16"), HOPPER) or "")
+    assert "k=8 " in (SPEC.beneficial(MatmulParameters(64, 8, "float16"), HOPPER) or "")
+    # A router of eight experts and a head of two classes read all of their rows.
+    assert all(SPEC.beneficial(MatmulParameters(n, 64, "float16"), HOPPER) is None for n in (2, 3, 8))
 
 
 @pytest.mark.parametrize(
