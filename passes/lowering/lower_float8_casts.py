@@ -64,8 +64,8 @@ class LowerFloat8Casts:
     Numbers are rounded to the nearest, ties to even. What is too large becomes what PyTorch makes of it
     (:func:`overflow_codes`). Other devices convert in hardware.
 
-    Powers of two, ``float8_e8m0fnu``, are rounded to the nearest, ties up, without their sign; what is above the largest
-    is NaN. Source: ``c10/util/Float8_e8m0fnu.h`` of PyTorch 2.13.
+    Powers of two, ``float8_e8m0fnu``, are rounded to the nearest, ties up, without their sign; what is above the
+    largest is NaN. Source: ``c10/util/Float8_e8m0fnu.h`` of PyTorch 2.13.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
