@@ -110,8 +110,8 @@ def _gives_other_layout(node: fx.Node) -> bool:
     given = (*node.args, *node.kwargs.values())
     if any(isinstance(each, torch.layout) and each != torch.strided for each in given):
         return True
-    namespace, _, name = node.target.name().partition("::")
-    return namespace == "aten" and name.lstrip("_").startswith(_OTHER_LAYOUTS)
+    name: str = node.target.name()
+    return name.startswith("aten::") and name.removeprefix("aten::").lstrip("_").startswith(_OTHER_LAYOUTS)
 
 
 def check_strided_views(graph: fx.Graph) -> None:
