@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import ml_dtypes
 import numpy as np
+import torch
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import IRModule, Op
@@ -21,34 +23,49 @@ _FLOAT32_BIAS, _FLOAT32_MANTISSA = 127, 23
 class Float8:
     """The layout of a signed 8-bit float: sign, exponent, mantissa, from the most significant bit on.
 
-    ``largest`` is the code of the largest number, ``overflow`` that of what is larger (infinity where the format has
-    it, else NaN), ``nan`` that of NaN. Formats with ``one_zero`` use the code of -0 for NaN.
+    ``largest`` is the code of the largest number, ``nan`` that of NaN. Formats with ``infinity`` have a code for it, as
+    NaN those that are larger. Formats with ``one_zero`` use the code of -0 for NaN.
     Source: OCP 8-bit Floating Point Specification 1.0, and arXiv:2206.02915 for the ``fnuz`` formats.
     """
 
     mantissa: int
     bias: int
     largest: int
-    overflow: int
     nan: int
+    infinity: int | None = None
     one_zero: bool = False
 
 
 FORMATS = {
-    "float8_e4m3fn": Float8(mantissa=3, bias=7, largest=0x7E, overflow=0x7F, nan=0x7F),
-    "float8_e5m2": Float8(mantissa=2, bias=15, largest=0x7B, overflow=0x7C, nan=0x7E),
-    "float8_e4m3fnuz": Float8(mantissa=3, bias=8, largest=0x7F, overflow=0x80, nan=0x80, one_zero=True),
-    "float8_e5m2fnuz": Float8(mantissa=2, bias=16, largest=0x7F, overflow=0x80, nan=0x80, one_zero=True),
+    "float8_e4m3fn": Float8(mantissa=3, bias=7, largest=0x7E, nan=0x7F),
+    "float8_e5m2": Float8(mantissa=2, bias=15, largest=0x7B, nan=0x7F, infinity=0x7C),
+    "float8_e4m3fnuz": Float8(mantissa=3, bias=8, largest=0x7F, nan=0x80, one_zero=True),
+    "float8_e5m2fnuz": Float8(mantissa=2, bias=16, largest=0x7F, nan=0x80, one_zero=True),
 }
 _SCALE = "float8_e8m0fnu"  # a power of two: an exponent and nothing else
+
+
+@cache
+def overflow_codes(dtype: str) -> tuple[int, int]:
+    """The codes that the installed PyTorch gives a number too large for a format of :data:`FORMATS`, and infinity.
+
+    PyTorch 2.13 saturates where 2.11 made NaN: casts to ``float8_e4m3fn`` give the largest number, of infinity, too.
+    """
+    with torch.device("cpu"):
+        numbers = torch.tensor([torch.finfo(torch.float32).max, torch.inf], dtype=torch.float32)
+        finite, infinite = numbers.to(getattr(torch, dtype)).view(torch.uint8).tolist()
+    return finite, infinite
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerFloat8Casts")
 class LowerFloat8Casts:
     """Replaces every ``astype`` from or to an 8-bit float, for a CPU, by a function that computes the bits.
 
-    Numbers are rounded to the nearest, ties to even. One too large becomes infinity, or NaN where the format has no
-    infinity. Other devices convert in hardware.
+    Numbers are rounded to the nearest, ties to even. What is too large becomes what PyTorch makes of it
+    (:func:`overflow_codes`). Other devices convert in hardware.
+
+    Powers of two, ``float8_e8m0fnu``, are rounded to the nearest, ties up, without their sign; what is above the
+    largest is NaN. Source: ``c10/util/Float8_e8m0fnu.h`` of PyTorch 2.13.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -67,14 +84,18 @@ class _Lowering(PyExprMutator):
             return call
         source, target = call.args[0].struct_info.dtype, call.struct_info.dtype
         result = call.args[0]
+        if source == target:
+            return result
         if source in FORMATS or source == _SCALE:
             hint = f"from_{source}"
             result = self.builder_.emit(self.builder_.call_te(_decoded, result, primfunc_name_hint=hint))
             source = "float32"
-        if target in FORMATS:
+        if source == target:
+            return result
+        if target in FORMATS or target == _SCALE:
             wide = result if source == "float32" else self.builder_.emit(relax.op.astype(result, "float32"))
             return self.builder_.call_te(_encoded, wide, target, primfunc_name_hint=f"to_{target}")
-        return result if source == target else relax.op.astype(result, target)
+        return relax.op.astype(result, target)
 
 
 def _decoded(tensor: te.Tensor) -> te.Tensor:
@@ -83,7 +104,10 @@ def _decoded(tensor: te.Tensor) -> te.Tensor:
 
 
 def _encoded(tensor: te.Tensor, dtype: str) -> te.Tensor:
-    return te.compute(tensor.shape, lambda *index: tirx.reinterpret(dtype, _code_of(tensor(*index), dtype)), "encoded")
+    def encode(number: tirx.PrimExpr) -> tirx.PrimExpr:
+        return code_of_power_of_two(number) if dtype == _SCALE else _code_of(number, dtype)
+
+    return te.compute(tensor.shape, lambda *index: tirx.reinterpret(dtype, encode(tensor(*index))), "encoded")
 
 
 def _int32(value: int) -> tirx.PrimExpr:
@@ -106,9 +130,9 @@ def _number_of_code(number: tirx.PrimExpr) -> tirx.PrimExpr:
     unit = _power_of_two(tirx.max(exponent, _int32(1)) - (layout.bias + layout.mantissa))
     implied = tirx.Select(exponent > 0, tirx.const(2.0**layout.mantissa, "float32"), tirx.const(0.0, "float32"))
     value = (implied + fraction) * unit
-    if layout.overflow < layout.nan:  # the codes above infinity's are NaNs
-        value = tirx.Select(magnitude == layout.overflow, tirx.const(np.inf, "float32"), value)
-        missing = magnitude > layout.overflow
+    if layout.infinity is not None:
+        value = tirx.Select(magnitude == layout.infinity, tirx.const(np.inf, "float32"), value)
+        missing = magnitude > layout.infinity
     else:
         missing = (code if layout.one_zero else magnitude) == layout.nan
     value = tirx.Select(missing, tirx.const(np.nan, "float32"), value)
@@ -123,6 +147,24 @@ def _power_of_two_of_code(number: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Select(code == 0xFF, tirx.const(np.nan, "float32"), value)
 
 
+def code_of_power_of_two(number: tirx.PrimExpr, mode: str = "nearest", *, saturates: bool = False) -> tirx.PrimExpr:
+    """The uint8 that stands for the power of two next to a float32 number, "up", "down", or the "nearest" one.
+
+    Of numbers above the largest power it is NaN's, or the largest one's if it ``saturates``.
+    """
+    bits = tirx.reinterpret("uint32", number)
+    power = (bits >> tirx.const(_FLOAT32_MANTISSA, "uint32")) & tirx.const(0xFF, "uint32")
+    fraction = bits & tirx.const(0x7FFFFF, "uint32")
+    half = tirx.const(0x400000, "uint32")
+    rises = {
+        "up": fraction > tirx.const(0, "uint32"),
+        "nearest": tirx.any(fraction > half, tirx.all(fraction == half, power > tirx.const(0, "uint32"))),
+        "down": tirx.const(False, "bool"),
+    }[mode]
+    rises = tirx.all(rises, power < tirx.const(0xFE if saturates else 0xFF, "uint32"))
+    return (power + tirx.Cast("uint32", rises)).astype("uint8")
+
+
 def _code_of(number: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     """The uint8 that stands for a float32 number in an 8-bit format."""
     layout = FORMATS[dtype]
@@ -134,7 +176,10 @@ def _code_of(number: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     # In units of the last place of the result, whose rounding may carry into the exponent.
     units = tirx.nearbyint(size * _power_of_two(layout.mantissa - exponent)).astype("int32")
     code = ((exponent + (layout.bias - 1)) << layout.mantissa) + units
-    code = tirx.Select(code > layout.largest, _int32(layout.overflow), code)
+    overflow, infinity = overflow_codes(dtype)
+    code = tirx.Select(code > layout.largest, _int32(overflow), code)
+    if infinity != overflow:
+        code = tirx.Select(tirx.abs(number) == tirx.const(np.inf, "float32"), _int32(infinity), code)
     code = tirx.Select(tirx.isnan(number), _int32(layout.nan), code)
     negative = bits < 0
     if layout.one_zero:

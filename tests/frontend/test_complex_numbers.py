@@ -258,3 +258,33 @@ def test_parts_are_moved_and_summed() -> None:
     exe = compiled(_of_parts, z, i, fallback=False)
     for found, expected in zip(exe(z, i), _of_parts(z, i), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Random(nn.Module):
+    """Complex random numbers beside real ones, and other creations of complex tensors."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Each kind twice, as equal calls draw other numbers."""
+        z, kind = torch.complex(x, x), torch.complex64
+        drawn = [torch.randn(x.shape[0], 2, dtype=kind), torch.rand(3, dtype=kind), torch.randn(3), torch.rand(3)]
+        drawn += [torch.randn_like(z), torch.rand_like(z), torch.randn_like(x, dtype=kind), torch.randn_like(z.real)]
+        drawn += [torch.randn_like(z, dtype=torch.float32), torch.randn(3, dtype=torch.complex128).abs()]
+        drawn += [torch.randn(2, dtype=kind), torch.randn(2, dtype=kind), torch.rand(2, dtype=kind)]
+        made = [torch.zeros(3, dtype=kind), torch.ones_like(x, dtype=kind), torch.eye(3, dtype=kind)]
+        made += [torch.full((3,), 2j), torch.full_like(z, 1 + 2j), x.new_zeros(3, dtype=kind), torch.empty_like(z) * 0]
+        made += [torch.empty(3, dtype=kind) * 0, torch.empty_strided((2, 3), (3, 1), dtype=kind) * 0]
+        return [*drawn, *made]
+
+
+def test_random_complex_numbers_are_those_of_pytorch() -> None:
+    """With the same seed, at another size too; without calls of PyTorch's operators they are refused."""
+    model, x = Random(), torch.rand(3)
+    options: dict[str, Any] = {"kernels": "none", "database": False}
+    executable = tkc.compile(model, (x,), dynamic_shapes=({0: Dim("rows")},), **options)
+    for given in (x, torch.rand(5)):
+        torch.manual_seed(0)
+        expected = model(given)
+        torch.manual_seed(0)
+        torch.testing.assert_close(executable(given), expected)
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten\.randn\.default of complex tensors.*fallback=True"):
+        tkc.compile(model, (x,), fallback=False, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx.numpy_helper
 import pytest
@@ -36,6 +37,34 @@ def test_casts_to_powers_of_two(mode: str) -> None:
         ):
             expected = onnx.numpy_helper.to_float8e8m0(given, saturates, mode)
             np.testing.assert_array_equal(array.view("uint8"), expected.view("uint8"))
+
+
+@pytest.mark.parametrize("dtype", ["float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
+def test_casts_to_8_bit_floats(dtype: str) -> None:
+    """Saturated or not, whatever the installed PyTorch does with large numbers; also where they are quantized."""
+    to = {"float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20}[dtype]
+    proto = parsed(
+        f"""g (float[N] x, double[N] d, {dtype} z) =>
+        ({dtype}[A] y, {dtype}[B] cut, {dtype}[C] w, {dtype}[D] q, {dtype}[E] p) {{
+        y = Cast<to = {to}>(x)
+        cut = Cast<to = {to}, saturate = 0>(x)
+        w = Cast<to = {to}, saturate = 0>(d)
+        one = Constant<value_float = 1.0>()
+        q = QuantizeLinear(x, one, z)
+        p = QuantizeLinear<saturate = 0>(x, one, z)
+    }}"""
+    )
+    x = np.array([
+        0, -0.0, 240, 247.9, 248, 248.1, 448, 463.9, 464, 464.1, 480, 57344, 61439, 61440, 61441, -248, -465, -1e9,
+        1e30, np.inf, -np.inf, np.nan,
+    ], "float32")  # fmt: skip
+    narrow = onnx.helper.tensor_dtype_to_np_dtype(to)
+    limits = ml_dtypes.finfo(narrow)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cut, kept = x.astype(narrow), np.clip(x, limits.min, limits.max).astype(narrow)
+    found = compiled(proto)(x, x.astype("float64"), np.zeros((), narrow))
+    for array, expected in zip(found, (kept, cut, cut, kept, cut), strict=True):
+        np.testing.assert_array_equal(array.astype("float32"), expected.astype("float32"))
 
 
 def test_bits_of_truth_values() -> None:

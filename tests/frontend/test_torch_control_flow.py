@@ -78,6 +78,20 @@ def _loop_in_loop(model: Any, x: torch.Tensor) -> Any:
     return while_loop(lambda i, v: i < 4, body, (ZERO, x))
 
 
+def _counts_behind(model: Any, x: torch.Tensor) -> Any:
+    count, v = while_loop(lambda i, v: i < x.shape[0], lambda i, v: (i + 2, v + 1), (0, x))
+    torch._check(count >= 0)
+    return torch.zeros(count + 1) + 1, v * count
+
+
+def _choices_by_counts(model: Any, x: torch.Tensor) -> Any:
+    def body(i: int, v: torch.Tensor) -> tuple[int, torch.Tensor]:
+        return i + 1, torch.cond(i < x.shape[0], lambda w: w + 1, lambda w: w * 2, (v,))
+
+    count, v = while_loop(lambda i, v: i < 5, body, (0, x))
+    return torch.cond(count > x.shape[0], lambda w: w + 1, lambda w: w * 2, (v,))
+
+
 FUNCTIONS: dict[str, Function] = {
     "choice": lambda m, x: torch.cond(x.sum() > 0, lambda v: m.layer(v) + x.shape[0], lambda v: v.cos(), (x,)),
     "choice of what is there already": lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v.clone(), (x,)),
@@ -91,6 +105,32 @@ FUNCTIONS: dict[str, Function] = {
     "loop": lambda m, x: while_loop(lambda i, v: i < x.sum(), lambda i, v: (i + 1, m.layer(v)), (ZERO, x)),
     "loop that swaps": lambda m, x: while_loop(
         lambda i, a, b: i < 3, lambda i, a, b: (i + 1, b.clone(), a.clone()), (ZERO, x, x * 2)
+    ),
+    "loop that counts": lambda m, x: while_loop(lambda i, v: i < 5, lambda i, v: (i + 1, m.layer(v) * i), (0, x)),
+    "loop that counts to a size": lambda m, x: while_loop(
+        lambda i, v: i < x.shape[0], lambda i, v: (i + 1, v + x.sum(0) * i), (0, torch.zeros(3))
+    ),
+    "loop that counts down from a size": lambda m, x: while_loop(
+        lambda i, v: i > -3, lambda i, v: (i - 1, v * 0.5 + i), (x.shape[0], x)
+    ),
+    "loop that counts and does nothing": lambda m, x: while_loop(
+        lambda i, v: i < 0, lambda i, v: (i + 1, v + 1), (0, x)
+    ),
+    "loop that rounds its count": lambda m, x: while_loop(
+        lambda i, v: int(i * 0.5) < 3, lambda i, v: (i + 1, v + int(i * 0.5)), (0, x)
+    ),
+    "counts used behind the loop": _counts_behind,
+    "choices by counts": _choices_by_counts,
+    "loops that count in each other": lambda m, x: while_loop(
+        lambda i, v: i < 3,
+        lambda i, v: (i + 1, while_loop(lambda j, w: j < i, lambda j, w: (j + 1, w + 1), (0, v))[1]),
+        (0, x),
+    ),
+    "counting loop in a choice by a size": lambda m, x: torch.cond(
+        x.shape[0] > 3,
+        lambda v: while_loop(lambda i, w: i < v.shape[0], lambda i, w: (i + 1, w + 1), (0, v))[1],
+        lambda v: v * 2,
+        (x,),
     ),
     "loop until a truth value": lambda m, x: while_loop(
         lambda go, i, v: go.clone(),

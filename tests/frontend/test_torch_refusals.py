@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import scan, while_loop
 from torch.export.graph_signature import OutputKind
 
 from tests.frontend.torch_models import Counting
@@ -278,3 +279,53 @@ def test_bits_of_floats_are_refused(function: Callable[[torch.Tensor], torch.Ten
 
     with pytest.raises(UnsupportedModelError, match="has no bits"):
         import_torch(Bits(), (torch.rand(3),))
+
+
+class Function(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """What the function gives."""
+        return self.function(*inputs)
+
+
+@pytest.mark.parametrize("function, operator", [
+    (lambda x: x.to_sparse().to_dense(), "to_sparse"),
+    (lambda x: torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), x[0], (2, 2)).to_dense(), "sparse_coo_tensor"),
+])  # fmt: skip
+def test_sparse_tensors_are_refused_also_in_files(
+    function: Callable[[torch.Tensor], torch.Tensor], operator: str, tmp_path: Path
+) -> None:
+    """A file does not say of which layout its tensors are."""
+    program = torch.export.export(Function(function), (torch.eye(2),))
+    path = tmp_path / "sparse.pt2"
+    torch.export.save(program, path)
+    for model in (program, path):
+        with pytest.raises(UnsupportedModelError, match=f"{operator}.*layout"):
+            import_torch(model, fallback=True)
+
+
+_SMALL = torch.ones(4)
+
+
+@pytest.mark.parametrize("function, given, name", [
+    (lambda x: torch.cond(x.sum() > 0, lambda x: torch.fft.fft(x).abs(), lambda x: x * 1, (x,)), _SMALL, "cond"),
+    (lambda z: torch.cond(z.real.sum() > 0, lambda z: z * 2, lambda z: z.conj() * 2, (z,)), _SMALL + 0j, "cond"),
+    (
+        lambda c: while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * z + c), (torch.tensor(0), c * 0))[1],
+        _SMALL + 0j,
+        "while_loop",
+    ),
+    (lambda z: scan(lambda s, v: (s * v, s + v), z[0], z)[1], _SMALL + 0j, "scan"),
+])  # fmt: skip
+def test_complex_numbers_in_control_flow_are_refused(
+    function: Callable[[torch.Tensor], torch.Tensor], given: torch.Tensor, name: str
+) -> None:
+    """As operands, in a branch alone, and as the state of loops; the node is named, and what to do."""
+    program = torch.export.export(Function(function), (given,))
+    with pytest.raises(UnsupportedModelError, match=rf"^{name} \(.*is complex.*\n.*view_as_real"):
+        import_torch(program, fallback=True)

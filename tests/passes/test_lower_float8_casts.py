@@ -1,13 +1,18 @@
-"""Casts to and from 8-bit floats: every code one way, every kind of number the other, against ml_dtypes."""
+"""Casts to and from 8-bit floats: every code one way, every kind of number the other.
+
+Codes are read as ml_dtypes reads them, and numbers cast as the installed PyTorch casts them.
+"""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax
 
+from tkc.passes.lowering import lower_float8_casts
 from tkc.passes.lowering.lower_float8_casts import FORMATS, LowerFloat8Casts
 
 
@@ -43,7 +48,7 @@ def test_every_code_is_read(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["float32", "float16"])
-@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("target", [*FORMATS, "float8_e8m0fnu"])
 def test_numbers_are_rounded_to_the_nearest(source: str, target: str) -> None:
     """Each number of the format, what lies between two, ties, and what the format cannot hold."""
     dtype = getattr(ml_dtypes, target)
@@ -55,11 +60,21 @@ def test_numbers_are_rounded_to_the_nearest(source: str, target: str) -> None:
     random = np.random.default_rng(0).normal(size=4096).astype("float32") * np.float32(1000)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = np.concatenate([numbers, *between, extreme, random]).astype(source)
-        expected = values.astype(dtype)
+    expected = torch.from_numpy(values).to(getattr(torch, target)).view(torch.uint8).numpy().view(dtype)
     found = cast(values, target)
     numbered = ~np.isnan(expected.astype("float32"))
     np.testing.assert_array_equal(np.isnan(found.astype("float32")), ~numbered)
     np.testing.assert_array_equal(found.view("uint8")[numbered], expected.view("uint8")[numbered])
+
+
+@pytest.mark.parametrize("codes", [(0x7F, 0x7F), (0x7E, 0x7E), (0x7E, 0x7F)])
+def test_overflow_is_what_pytorch_makes_of_it(codes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases differ: NaN of both, the largest number of both, or of a number alone."""
+    monkeypatch.setattr(lower_float8_casts, "overflow_codes", lambda dtype: codes)
+    values = np.float32([448, 464, 464.1, -1e9, np.inf, -np.inf])
+    finite, infinite = codes
+    expected = [0x7E, 0x7E, finite, finite | 0x80, infinite, infinite | 0x80]
+    assert cast(values, "float8_e4m3fn").view("uint8").tolist() == expected
 
 
 def test_other_devices_convert_in_hardware() -> None:

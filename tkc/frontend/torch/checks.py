@@ -106,6 +106,40 @@ def check_control_flow(graph: fx.Graph) -> None:
                 )
 
 
+def check_layouts(graph: fx.Graph) -> None:
+    """Raises UnsupportedModelError for operators that make tensors without strides, such as sparse ones.
+
+    They are known by their names and arguments: a program that was saved to a file has forgotten what layout its
+    tensors have.
+    """
+    for node in graph.nodes:
+        for called in subgraphs(node):
+            check_layouts(called.graph)
+        if node.op == "call_function" and _gives_other_layout(node):
+            raise UnsupportedModelError(
+                f"TKC cannot compile {name_of(node)} ({source_of(node)}): its result is a tensor of another layout "
+                "than torch.strided, which compiled models have none of.\n"
+                "Write it with dense tensors, or keep that part outside the model."
+            )
+
+
+_OTHER_LAYOUTS = (
+    *(f"sparse_{kind}" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed", "mask")),
+    *("to_sparse", "to_mkldnn", "nested_"),
+)
+"""How the names of operators begin, but for underscores, that make sparse, MKL-DNN's or nested tensors."""
+
+
+def _gives_other_layout(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    given = (*node.args, *node.kwargs.values())
+    if any(isinstance(each, torch.layout) and each != torch.strided for each in given):
+        return True
+    name: str = node.target.name()
+    return name.startswith("aten::") and name.removeprefix("aten::").lstrip("_").startswith(_OTHER_LAYOUTS)
+
+
 def check_strided_views(graph: fx.Graph) -> None:
     """Raises UnsupportedModelError for views by strides whose elements are not where they are in compiled code.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,26 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
     own, of_arithmetic = _on_parts(ComplexTensor), decompositions()
     theirs = common.lookup_complex
 
+    numbers = itertools.count()
+
+    def drawn(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+        """``operator``, which draws random numbers, called where they are complex, so that they are PyTorch's."""
+        like = _RANDOM[operator]
+
+        def make(given: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+            is_pair = isinstance(given, ComplexTensor)
+            if not is_pair and isinstance(given, torch.Tensor) and given.is_complex():
+                return NotImplemented
+            if not (is_pair if dtype is None else dtype.is_complex):
+                return operator(given.re, dtype=dtype, **how) if is_pair else NotImplemented
+            called(operator)  # or refused
+            if not isinstance(given, torch.Tensor):  # a shape, which goes along as a tensor's
+                given = torch.empty(given, dtype=torch.float32, device=how.get("device"))
+            numbered = {} if dtype is None else {"dtype": dtype}
+            return on_pairs(like, ComplexTensor, (given,), numbered, number=next(numbers))
+
+        return make
+
     def called(operator: torch._ops.OpOverload) -> Callable[..., Any]:
         if not fallback:
             raise UnsupportedModelError(
@@ -51,6 +72,8 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
     def lookup(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         found = own.get(operator) or own.get(operator.overloadpacket) or theirs(operator, *args, **kwargs)
         name = operator.name()
+        if operator in _RANDOM:
+            return drawn(operator)
         if found is None and not _OF_EACH_PART.isdisjoint((operator, operator.overloadpacket)):
             return _of_each_part(operator, ComplexTensor)
         if found is None and operator in _OF_ARITHMETIC:
@@ -71,11 +94,16 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
             operator: lambda x, operator=operator: NotImplemented if x.is_complex() else called(operator)(x)
             for operator in eigen
         }
-        yield {**_makers(ComplexTensor), **makers}
+        yield {**_makers(ComplexTensor), **makers, **{operator: drawn(operator) for operator in _RANDOM}}
     finally:
         common.lookup_complex = theirs
 
 
+_RANDOM = {
+    **dict.fromkeys((aten.randn.default, aten.randn_like.default), aten.randn_like.default),
+    **dict.fromkeys((aten.rand.default, aten.rand_like.default), aten.rand_like.default),
+}
+"""Operators that draw random numbers, and those that draw the same ones for a tensor of the shape."""
 _OF_EACH_PART = frozenset(
     getattr(aten, name)
     for name in (
@@ -187,7 +215,8 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
         **{
             operator: uniform(operator)
             for operator in (
-                *(aten.zeros.default, aten.ones.default, aten.empty.memory_format),
+                *(aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.empty_permuted.default),
+                *(aten.empty_strided.default, aten.new_empty_strided.default),
                 *(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default),
                 *(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.eye.default, aten.eye.m),
             )

@@ -145,8 +145,8 @@ class Part:
         """A truth value as a tensor without dimensions."""
         if isinstance(condition, torch.SymBool):
             return self._emitter.tensor(self._emitter.symbols.condition(condition.node.expr), "bool")
-        if isinstance(condition, bool):
-            return relax.const(condition, "bool")
+        if isinstance(condition, bool | tirx.PrimExpr):  # of numbers, as of a loop's count or a size
+            return self._emitter.tensor(condition, "bool")
         return truth_value(self._emitter, condition)
 
     def zeros(self, like: torch.Tensor) -> relax.Expr:

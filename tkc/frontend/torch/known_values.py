@@ -10,6 +10,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.converters.emitter import source_of
+
 _MOST_ELEMENTS = 1 << 16
 """Of a tensor that is computed while a model is imported, and then is one of its constants."""
 
@@ -68,5 +71,11 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Te
     assert isinstance(node.target, OpOverload)
     # Autocast of the compilation's own surroundings is none of the model's.
     with torch.no_grad(), torch.autocast(node.meta["val"].device.type, enabled=False):
-        found: torch.Tensor = node.target(*args, **kwargs)
+        try:
+            found: torch.Tensor = node.target(*args, **kwargs)
+        except RuntimeError as error:  # fake tensors, which the model was traced with, check no numbers
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): PyTorch itself refuses to compute it: "
+                f"{str(error).splitlines()[0]}. Correct the model."
+            ) from error
     return found

@@ -26,7 +26,13 @@ _LIBRARY.define("call_on_pairs(Tensor[] tensors, SymInt[] sizes, str description
 CALL_ON_PAIRS = "tkc.call_on_pairs.default"
 
 
+_RANDOM = frozenset({"aten::randn_like", "aten::rand_like"})
+
+
 def _call_on_pairs(tensors: list[torch.Tensor], sizes: Sequence[int], description: str) -> list[torch.Tensor]:
+    call = json.loads(description)
+    if call["operator"] in _RANDOM:  # while a model is traced, as always here: PyTorch cannot trace complex draws
+        description = json.dumps({**call, "operator": "aten::empty_like"})
     device = tensors[0].device if tensors else torch.device("cpu")
     found = called_as_described(description, device, [*tensors, *sizes])
     return [
@@ -38,8 +44,18 @@ def _call_on_pairs(tensors: list[torch.Tensor], sizes: Sequence[int], descriptio
 _LIBRARY.impl("call_on_pairs", _call_on_pairs, "CompositeExplicitAutograd")
 
 
-def on_pairs(operator: OpOverload, pairs: type[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def on_pairs(
+    operator: OpOverload,
+    pairs: type[torch.Tensor],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    number: int | None = None,
+) -> Any:
     """What ``operator`` gives for arguments among which are ``pairs``, PyTorch's tensors of two real ones.
+
+    A ``number`` says that it makes a complex tensor, and sets the call apart from equal ones, which draw other random
+    numbers.
 
     Raises :class:`UnsupportedModelError` for an operator that writes into its arguments, returns no tensors, or takes
     what cannot be described.
@@ -78,10 +94,12 @@ def on_pairs(operator: OpOverload, pairs: type[torch.Tensor], args: Sequence[Any
         "arguments": described(args),
         "named": {key: described(value) for key, value in kwargs.items()},
         "results": "list",
+        **({} if number is None else {"call": f"complex {number}"}),
     }
     moved = _with_sizes_behind(call, len(tensors))
     found = torch.ops.tkc.call_on_pairs(tensors, sizes, json.dumps(moved))
-    kinds = _result_kinds(operator, args, kwargs)
+    # A maker of random numbers is not called to learn that: it would draw some.
+    kinds = [True] if number is not None else _result_kinds(operator, args, kwargs)
     results = [
         pairs(each[..., 0], each[..., 1]) if is_complex else each for each, is_complex in zip(found, kinds, strict=True)
     ]

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.callable_operators import can_be_called
-from tkc.frontend.torch.checks import check_control_flow, name_of, unknown_operators
+from tkc.frontend.torch.checks import check_control_flow, check_layouts, name_of, unknown_operators
 from tkc.frontend.torch.complex import (
     PAIRS,
     complex_leaves,
@@ -21,6 +21,7 @@ from tkc.frontend.torch.complex import (
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.complex_operators import complex_decompositions, is_linear_algebra
+from tkc.frontend.torch.control_flow import is_control_flow
 from tkc.frontend.torch.converters import KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.decompositions import decompositions
@@ -30,6 +31,7 @@ from tkc.frontend.torch.flex_attention import uses_flex_attention, with_flex_att
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.recurrent import recurrent_decompositions, recurrent_operators_of_any_length
 from tkc.frontend.torch.state import with_state_as_buffers, with_whole_copies
+from tkc.frontend.torch.subgraphs import subgraphs
 
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
 _COMPLEX_NUMBERS = "2.13"
@@ -50,6 +52,8 @@ def simplified(program: ExportedProgram, *, fallback: bool = False, library: boo
     if uses_flex_attention(program):
         program = with_flex_attention_written_out(program)
     check_control_flow(program.graph)
+    check_layouts(program.graph)
+    _check_real_control_flow(program.graph)
     if _has_hidden_operators(program):
         with contextlib.suppress(Exception):  # raised once more below, and explained there
             program = _decomposed(program, {})
@@ -95,6 +99,23 @@ def simplified(program: ExportedProgram, *, fallback: bool = False, library: boo
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+def _check_real_control_flow(graph: fx.Graph) -> None:
+    """Raises UnsupportedModelError for control flow over complex numbers, which PyTorch's tracer does not bring to real
+    ones."""
+    for node in filter(is_control_flow, graph.nodes):
+        inner = [each for called in subgraphs(node) for each in called.graph.nodes]
+        found = next(filter(is_complex, [*node.all_input_nodes, *inner]), None)
+        if found is not None:
+            what = f"its operand {found.name}" if found in node.all_input_nodes else "a value in one of its functions"
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): {what} is complex ({source_of(found)}), which control flow cannot "
+                "be.\nHand it torch.view_as_real(x), and compute in it on real and imaginary parts; or compute both "
+                "branches, and choose by torch.where."
+            )
+        for called in subgraphs(node):
+            _check_real_control_flow(called.graph)
 
 
 def _has_hidden_operators(program: ExportedProgram) -> bool:

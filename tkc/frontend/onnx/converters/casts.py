@@ -5,11 +5,12 @@ from __future__ import annotations
 import onnx
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, narrowed, saturated, scalar
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, as_float8, narrowed, scalar
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known
 from tkc.frontend.onnx.values import ConversionError
+from tkc.passes.lowering.lower_float8_casts import FORMATS, code_of_power_of_two
 
 
 def _cast(node: Node) -> Converted:
@@ -26,8 +27,8 @@ def cast_to(node: Node, data: relax.Expr, target: str) -> relax.Expr:
         return _truth(node, data)
     if target == "float8_e8m0fnu" and data.struct_info.dtype != target:
         return _power_of_two(node, data)
-    if target.startswith("float8") and node.attribute("saturate", 1):
-        data = saturated(node, data, target)
+    if target in FORMATS:
+        return as_float8(node, data, target)
     return relax.op.astype(data, target)
 
 
@@ -64,21 +65,11 @@ def _power_of_two(node: Node, data: relax.Expr) -> relax.Expr:
     wide = data if data.struct_info.dtype == "float32" else node.emit(relax.op.astype(data, "float32"))
 
     def compute(numbers: te.Tensor) -> te.Tensor:
-        def exponent(*index: tirx.Var) -> tirx.PrimExpr:
-            bits = tirx.reinterpret("uint32", numbers(*index))
-            power = (bits >> tirx.const(23, "uint32")) & tirx.const(0xFF, "uint32")
-            fraction = bits & tirx.const(0x7FFFFF, "uint32")
-            half = tirx.const(0x400000, "uint32")
-            rises = {
-                "up": fraction > tirx.const(0, "uint32"),
-                "nearest": tirx.any(fraction > half, tirx.all(fraction == half, power > tirx.const(0, "uint32"))),
-                "down": tirx.const(False, "bool"),
-            }[mode]
-            rises = tirx.all(rises, power < tirx.const(0xFE if saturates else 0xFF, "uint32"))
-            code = power + tirx.Cast("uint32", rises)
-            return tirx.reinterpret("float8_e8m0fnu", code.astype("uint8"))
+        def power(*index: tirx.Var) -> tirx.PrimExpr:
+            code = code_of_power_of_two(numbers(*index), mode, saturates=saturates)
+            return tirx.reinterpret("float8_e8m0fnu", code)
 
-        return te.compute(numbers.shape, exponent, name="power_of_two")
+        return te.compute(numbers.shape, power, name="power_of_two")
 
     return node.builder.emit_te(compute, wide, primfunc_name_hint="power_of_two")
 

@@ -18,6 +18,7 @@ from tkc.frontend.onnx.converters.pooling import fit_convolution
 from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
+    as_float8,
     is_number,
     narrowed,
     normalized_axis,
@@ -114,8 +115,7 @@ def quantize_linear(node: Node) -> Converted:
     if dtype in WIDENED and "float" in dtype:
         return narrowed(node, ratio, dtype)
     if dtype.startswith("float8"):  # whose zero point is 0
-        data = saturated(node, ratio, dtype) if node.attribute("saturate", 1) else ratio
-        return relax.op.astype(data, dtype)
+        return as_float8(node, ratio, dtype)
     return _rounded(node, ratio, _spread(node, 2, "float32") if node.has(2) else None, dtype)
 
 

@@ -14,6 +14,7 @@ from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, pack_sizes
 from tkc.frontend.onnx.values import ConversionError, Value, expression_of
+from tkc.passes.lowering.lower_float8_casts import FORMATS
 
 Converted: TypeAlias = relax.Expr | Sequence[relax.Expr] | Known
 Converter: TypeAlias = Callable[[Node], Converted]
@@ -138,3 +139,19 @@ def saturated(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:
     limit = float(ml_dtypes.finfo(dtype).max)
     wide = node.emit(relax.op.astype(data, "float32"))
     return node.emit(relax.op.where(relax.op.isnan(wide), wide, relax.op.clip(wide, -limit, limit)))
+
+
+def as_float8(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:
+    """The numbers as an 8-bit float. By the node's ``saturate`` large ones become the largest one, or else infinity, or
+    NaN where the format has none: casts themselves do with them what the installed PyTorch does."""
+    layout, limits = FORMATS[dtype], ml_dtypes.finfo(dtype)
+    if node.attribute("saturate", 1):
+        data = saturated(node, data, dtype)
+    elif layout.infinity is None:
+        wide = node.emit(relax.op.astype(data, "float32"))
+        tie = float(limits.max) + 2.0 ** (limits.maxexp - limits.nmant - 2)  # it goes to the even one of two codes
+        is_large = (relax.op.greater_equal if layout.largest & 1 else relax.op.greater)(
+            relax.op.abs(wide), scalar(tie, "float32")
+        )
+        data = node.emit(relax.op.where(is_large, scalar(float("nan"), "float32"), wide))
+    return relax.op.astype(data, dtype)

@@ -37,9 +37,12 @@ def is_inexact(value: Any, dtype: str) -> bool:
 
 
 def as_element(value: Any, dtype: str) -> Any:
-    """A Python number as PyTorch brings it to ``dtype``: a truth value, or the lowest bits of a whole number."""
+    """A Python number as PyTorch brings it to ``dtype``: a truth value, the lowest bits of a whole number, or the 8-bit
+    float that PyTorch rounds it to, which other libraries round large numbers otherwise to."""
     if dtype == "bool":
         return bool(value)
+    if dtype.startswith("float8"):
+        return torch.tensor(float(value), dtype=torch.float64).to(getattr(torch, dtype)).item()
     if "int" not in dtype or not isinstance(value, int) or isinstance(value, bool):
         return value
     bits = DataType(dtype).bits

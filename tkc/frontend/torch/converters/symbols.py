@@ -170,7 +170,12 @@ class Symbols:
         return variable
 
     def replace(self, expression: sympy.Expr, size: Size) -> None:
-        """Let ``expression``, a symbol or what is computed from some, be ``size`` from now on."""
+        """Let ``expression``, a symbol or what is computed from some, be ``size`` from now on.
+
+        What was computed from the symbol is computed anew: the state of a loop is another in the condition behind it.
+        """
+        for known in [known for known in self._known if known != expression and expression in known.free_symbols]:
+            del self._known[known]
         self._known[expression] = size
 
     def is_certain(self, condition: tirx.PrimExpr) -> bool:
