@@ -14,6 +14,8 @@ _OF_PYTORCH = frozenset({"aten", "prims", "tkc"})
 
 _PARTS_OF_SPARSE = frozenset({"values", "indices", "nnz", "crow_indices", "col_indices", "ccol_indices", "row_indices"})
 
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
 READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 """Operators that read a number out of a tensor."""
 
@@ -51,7 +53,7 @@ def counts_values(node: fx.Node) -> bool:
 
 def is_sparse(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a sparse tensor, of which generated code has none."""
-    return isinstance(value, torch.Tensor) and value.layout != torch.strided
+    return isinstance(value, torch.Tensor) and value.layout in _SPARSE
 
 
 def makes_or_takes_sparse(node: fx.Node) -> bool:

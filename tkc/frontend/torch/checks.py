@@ -107,19 +107,21 @@ def check_control_flow(graph: fx.Graph) -> None:
 
 
 def check_layouts(graph: fx.Graph) -> None:
-    """Raises UnsupportedModelError for operators that make tensors without strides, such as sparse ones.
+    """Raises UnsupportedModelError for operators that make tensors without strides, but for sparse ones of a program
+    that was not saved.
 
-    They are known by their names and arguments: a program that was saved to a file has forgotten what layout its
-    tensors have.
+    They are known by their names and arguments: one that was saved has forgotten what layout its tensors have, and so
+    what can be done with them.
     """
     for node in graph.nodes:
         for called in subgraphs(node):
             check_layouts(called.graph)
-        if node.op == "call_function" and _gives_other_layout(node):
+        if node.op == "call_function" and _gives_other_layout(node) and not is_sparse(node.meta.get("val")):
             raise UnsupportedModelError(
                 f"TKC cannot compile {name_of(node)} ({source_of(node)}): its result is a tensor of another layout "
-                "than torch.strided, which compiled models have none of.\n"
-                "Write it with dense tensors, or keep that part outside the model."
+                "than torch.strided, which compiled models have none of, and a saved program does not tell of sparse "
+                "ones.\nWrite it with dense tensors, keep that part outside the model, or, where the result is sparse, "
+                "compile the nn.Module itself."
             )
 
 
