@@ -31,10 +31,9 @@ WINDOWS: dict[str, Windows] = {
 }
 
 
-def _taps(
-    image: Array, kernel: list[int], strides: list[int], dilations: list[int], lower: bool
-) -> tuple[Array, Array]:
+def _taps(image: Array, windows: Windows, lower: bool) -> tuple[Array, Array]:
     """The pixels of each window, ``[*windows, N, C, taps]``, and which of them the image has, by ONNX's formula."""
+    kernel, strides, dilations = windows
     sizes = image.shape[2:]
     counts, begins = [], []
     for size, width, stride, step in zip(sizes, kernel, strides, dilations, strict=True):
