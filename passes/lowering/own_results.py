@@ -71,6 +71,8 @@ def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> 
         if isinstance(binding, relax.VarBinding | relax.MatchCast)
     }
     last = function.body.blocks[-1]
+    # Of few operators no dataflow block is made; outside of one there are no variables of dataflow.
+    variable = relax.DataflowVar if isinstance(last, relax.DataflowBlock) else relax.Var
     end = last.bindings[-1]
     if not isinstance(end.value, relax.Tuple):
         return function  # the results of another function are all that it returns
@@ -83,7 +85,7 @@ def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> 
             if memory in values and memory not in held:
                 held.add(memory)
             else:
-                copy = relax.DataflowVar("copy", result.struct_info)
+                copy = variable("copy", result.struct_info)
                 copies.append(relax.VarBinding(copy, copy_of(builder, result)))
                 result = copy
         results.append(result)

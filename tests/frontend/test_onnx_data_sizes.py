@@ -178,6 +178,54 @@ def test_symbolic_sizes() -> None:
     assert tuple(spec.shape) == (1, 2, "k", "l")
 
 
+def _exported(scales: str, height: int | str) -> str:
+    """A model as PyTorch's exporter before opset 11 wrote it, by scales that are quotients of sizes."""
+    return f"""g (float[n, 2, {height}, w] x, float[2] wanted) => (float[n, 2, p, q] y) {{
+        {scales}
+        y = Resize<mode = "linear">(x, , scales)
+    }}"""
+
+
+CONSTANT_SCALES = "scales = Constant<value_floats = [1.0, 1.0, {:.9f}, {:.9f}]>()".format(
+    *np.array([10 / 6, 7 / 25], "float32")
+)
+COMPUTED_SCALES = """all = Shape<start = 2>(x) sizes = Cast<to = 1>(all) ratios = Div(wanted, sizes)
+        one = Constant<value_floats = [1.0, 1.0]>() scales = Concat<axis = 0>(one, ratios)"""
+
+
+@pytest.mark.parametrize("height", [6, "h"])
+@pytest.mark.parametrize("computed", [True, False])
+def test_scales_that_are_quotients_of_sizes(computed: bool, height: int | str) -> None:
+    """Their products are rounded to float32, so that the size is the one that was divided, as ONNX Runtime has it."""
+    calls = [((6, 25), (10, 7)), ((6, 50), (10, 14))]
+    if computed and height == "h":
+        calls += [((8, 6), (10, 10)), ((47, 29), (5, 53)), ((3, 11), (7, 1))]
+    call = compiled(_exported(COMPUTED_SCALES if computed else CONSTANT_SCALES, height))
+    by_sizes = onnx.reference.ReferenceEvaluator(
+        parsed("""g (float[n, 2, h, w] x, int64[4] s) => (float[n, 2, p, q] y) {
+            y = Resize<mode = "linear">(x, , , s)
+        }""")
+    )
+    for old, new in calls:
+        x = normal(1, 2, *old)
+        (found,) = call(x, np.array(new, "float32"))
+        (expected,) = by_sizes.run(None, {"x": x, "s": np.array([1, 2, *new])})
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("height", [6, "h"])
+def test_old_scales_that_are_quotients_of_sizes(height: int | str) -> None:
+    """Upsample of opset 9, whose scales are those of a constant."""
+    scale = float(np.float32(10 / 6))
+    graph = f"""g (float[n, 2, {height}, w] x) => (float[n, 2, p, q] y) {{
+        scales = Constant<value = float[4] {{1, 1, {scale!r}, 2}}>()
+        y = Upsample<mode = "nearest">(x, scales)
+    }}"""
+    (found,) = compiled(parsed(graph, 9))(x := normal(1, 2, 6, 3))
+    rows = np.floor(np.arange(10) / scale).astype(int)
+    np.testing.assert_array_equal(found, x[:, :, rows].repeat(2, 3))
+
+
 def test_an_axis_that_keeps_its_size_keeps_infinity() -> None:
     """Its neighbours have the weight 0."""
     call = compiled("""g (float[2, 4] x, float[2] s) => (float[a, b] y) { y = Resize<mode = "linear">(x, , s) }""")
@@ -378,3 +426,25 @@ def _found_as_numpy(exe: tkc.Executable, x: np.ndarray) -> None:
     np.testing.assert_array_equal(values, np.unique(x))
     np.testing.assert_array_equal(places, np.stack(np.nonzero(x)))
     np.testing.assert_array_equal(products, np.unique(x)[:, None] * x[np.nonzero(x)])
+
+
+# Points of a grid
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_reflected_points_of_volumes(mode: str, corners: int) -> None:
+    """All sizes are open, and each axis has its own; once, a compilation took a minute and a half."""
+    call = compiled(f"""g (float[n, 2, d, h, w] x, float[n, a, b, c, 3] points) => (float[n, 2, a, b, c] y) {{
+        y = GridSample<mode = "{mode}", padding_mode = "reflection", align_corners = {corners}>(x, points)
+    }}""")
+    for image, grid in (((1, 2, 3, 5, 6), (1, 2, 3, 4, 3)), ((2, 2, 2, 4, 1), (2, 1, 5, 2, 3))):
+        x, points = normal(*image), normal(*grid) * 2
+        expected = torch.nn.functional.grid_sample(
+            torch.from_numpy(x),
+            torch.from_numpy(points),
+            "bilinear" if mode == "linear" else mode,
+            "reflection",
+            bool(corners),
+        )
+        np.testing.assert_allclose(call(x, points)[0], expected.numpy(), 1e-4, 1e-5)

@@ -165,3 +165,94 @@ def test_a_scan_of_opset_8_has_a_batch() -> None:
     sums = s[:, :1] + np.cumsum(x * w[:, ::-1], 1)
     np.testing.assert_allclose(z, sums, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(y, z[:, -1])
+
+
+def test_a_condition_alone_ends_a_loop() -> None:
+    """Without a limit, and without rows, what comes before the first step computes nothing, and copies its inputs."""
+    call = compiled("""g (float[n] x, bool first, float limit) => (float[n] y) {
+        y = Loop(, first, x) <body = b (int64 i, bool c, float[p] s) => (bool d, float[p] t) {
+            t = Add(s, s)
+            m = ReduceMax<keepdims = 0>(t)
+            d = Less(m, limit)
+        }>
+    }""")
+    for x, first, limit, factor in (([1, 3, 2], True, 100, 64), ([1, 3], True, 0, 2), ([5], False, 100, 1)):
+        (y,) = call(np.array(x, "float32"), np.array(first), np.array(limit, "float32"))
+        np.testing.assert_array_equal(y, np.array(x, "float32") * factor)
+
+
+def test_a_body_that_returns_its_inputs() -> None:
+    """The carried values change places, one is that of outside in each step, and another stays as it is."""
+    call = compiled("""g (float[n] x, float[n] z, bool c0)
+            => (float[n] y, float[n] w, float[n] v, int64 k, float[n] u) {
+        zero = Constant<value_int = 0>() three = Constant<value_int = 3>()
+        y, w, v, k, u = Loop(, c0, x, z, x, zero, z)
+            <body = b (int64 i, bool c, float[p] s, float[p] t, float[p] r, int64 j, float[p] q)
+                => (bool d, float[p] t, float[p] s, float[p] z2, int64 o, float[p] q) {
+            z2 = Identity(z)
+            one = Constant<value_int = 1>()
+            o = Add(j, one)
+            d = Less(o, three)
+        }>
+    }""")
+    x, z = normal(4), normal(4)
+    for found, expected in zip(call(x, z, np.array(True)), (z, x, z, np.array(3), z), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(call(x, z, np.array(False)), (x, z, x, np.array(0), z), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("last", [1.5, 40.0])
+def test_a_loop_in_a_loop_both_ended_by_conditions(last: float) -> None:
+    """The inner one runs from what the outer one carries, and may not run at all."""
+    call = compiled("""g (float[n] x, float last) => (float[n] y, float z) {
+        yes = Constant<value_int = 1>() c0 = Cast<to = 9>(yes) zero = Constant<value_float = 0.0>()
+        y, z = Loop(, c0, x, zero) <body = outer (int64 i, bool c, float[p] s, float n0)
+                => (bool d, float[p] t, float n1) {
+            largest = ReduceMax<keepdims = 0>(s)
+            eight = Constant<value_float = 8.0>() unit = Constant<value_float = 1.0>()
+            small = Less(largest, eight)
+            grown = Loop(, small, s) <body = inner (int64 j, bool e, float[p] a) => (bool f, float[p] b) {
+                b = Add(a, a)
+                most = ReduceMax<keepdims = 0>(b)
+                f = Less(most, eight)
+            }>
+            t = Add(grown, unit)
+            n1 = Add(n0, unit)
+            now = ReduceMax<keepdims = 0>(t)
+            d = Less(now, last)
+        }>
+    }""")
+    for x in (np.array([1, 3, 2], "float32"), np.array([10, 3], "float32")):
+        expected, count = x, 0
+        while count == 0 or expected.max() < last:
+            while expected.max() < 8:
+                expected = expected + expected
+            expected, count = expected + 1, count + 1
+        y, z = call(x, np.array(last, "float32"))
+        np.testing.assert_array_equal(y, expected)
+        assert z == count
+
+
+def test_greedy_decoding() -> None:
+    """Tokens are appended until one of them is the end."""
+    call = compiled("""g (int64[n] ids, float[v, v] table, int64[1] end) => (int64[m] out) {
+        yes = Constant<value_int = 1>() c0 = Cast<to = 9>(yes)
+        out = Loop(, c0, ids) <body = b (int64 i, bool c, int64[p] s) => (bool d, int64[q] t) {
+            last = Constant<value_ints = [-1]>()
+            token = Gather(s, last)
+            scores = Gather(table, token)
+            next = ArgMax<axis = 1, keepdims = 0>(scores)
+            t = Concat<axis = 0>(s, next)
+            same = Equal(next, end)
+            differs = Not(same)
+            none = Constant<value = int64[0] {}>()
+            d = Reshape(differs, none)
+        }>
+    }""")
+    table = np.eye(6, dtype="float32")[[3, 0, 1, 5, 2, 4]]
+    for start in ([0], [2, 1], [4]):
+        expected = list(start)
+        while len(expected) == len(start) or expected[-1] != 4:
+            expected.append(int(table[expected[-1]].argmax()))
+        np.testing.assert_array_equal(call(np.array(start), table, np.array([4]))[0], expected)

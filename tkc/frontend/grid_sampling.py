@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 from collections.abc import Callable, Sequence
@@ -89,12 +90,8 @@ def emit_sampled(
     def axes(image: te.Tensor) -> list[_GridAxis]:
         return [_GridAxis(size, padding, align_corners) for size in image.shape[2:]]
 
-    if mode != Mode.CUBIC:
-        return builder.emit_te(
-            lambda image, grid: _sampled(axes(image), image, grid, mode), image, grid, primfunc_name_hint="grid_sample"
-        )
-
-    # Once for all channels; sixteen taps with their places and weights in one expression take half a minute to compile.
+    # Once for all channels, in a function of its own: sixteen taps with their places and weights in one expression take
+    # half a minute to compile, and eight with three reflections in each three times as long.
     def of_taps(name: str, compute: Callable[[Sequence[_GridAxis], te.Tensor], te.Tensor]) -> relax.Var:
         return builder.emit_te(
             lambda image, grid: compute(axes(image), grid),
@@ -104,14 +101,41 @@ def emit_sampled(
             primfunc_attrs={OP_PATTERN: OPAQUE_PATTERN},
         )
 
+    if mode != Mode.CUBIC:
+        reflected = padding == Padding.REFLECTION
+        points = of_taps("grid_points", _reflected_points) if reflected else grid
+
+        def sampled(image: te.Tensor, points: te.Tensor) -> te.Tensor:
+            return _sampled(axes(image), image, points, mode, reflected)
+
+        return builder.emit_te(sampled, image, points, primfunc_name_hint="grid_sample")
     places, weights = of_taps("grid_places", _cubic_places), of_taps("grid_weights", _cubic_weights)
     return builder.emit_te(_cubic, image, places, weights, primfunc_name_hint="grid_sample")
 
 
-def _sampled(axes: Sequence[_GridAxis], image: te.Tensor, grid: te.Tensor, mode: Mode) -> te.Tensor:
+def _reflected_points(axes: Sequence[_GridAxis], grid: te.Tensor) -> te.Tensor:
+    """Where each point is inside of the image, in pixels, by the numbers of its axes."""
+
+    def element(item: tirx.Var, *place: tirx.Var) -> tirx.PrimExpr:
+        *point, which = place
+        # One formula for all axes: of three in one expression the compilation takes several times as long.
+        axis = dataclasses.replace(axes[0], size=_chosen(which, [axis.size for axis in axes]))
+        return axis.padded(axis.pixel(grid(item, *point, len(axes) - 1 - which)))
+
+    return te.compute(extents([*grid.shape[:-1], len(axes)]), element, name="points")
+
+
+def _sampled(
+    axes: Sequence[_GridAxis], image: te.Tensor, grid: te.Tensor, mode: Mode, are_reflected: bool
+) -> te.Tensor:
+    """The image at the points of ``grid``, which has them in pixels if they ``are_reflected``."""
+
     def element(item: tirx.Var, channel: tirx.Var, *point: tirx.Var) -> tirx.PrimExpr:
-        pixels = _pixels(axes, grid, item, point)
-        along = [_grid_taps(axis, pixel, mode) for axis, pixel in zip(axes, pixels, strict=True)]
+        if are_reflected:
+            pixels = [grid(item, *point, number) for number in range(len(axes))]
+        else:
+            pixels = [axis.padded(at) for axis, at in zip(axes, _pixels(axes, grid, item, point), strict=True)]
+        along = [_grid_taps(pixel, mode) for pixel in pixels]
         terms = []
         for chosen in itertools.product(*along):
             found = [axis.index(pixel) for axis, (pixel, _) in zip(axes, chosen, strict=True)]
@@ -190,10 +214,9 @@ def _read_if(inside: tirx.PrimExpr, image: te.Tensor, index: Sequence[tirx.PrimE
     return tirx.if_then_else(inside, read, tirx.const(0, read.dtype))
 
 
-def _grid_taps(axis: _GridAxis, pixel: tirx.PrimExpr, mode: Mode) -> list[Tap]:
+def _grid_taps(pixel: tirx.PrimExpr, mode: Mode) -> list[Tap]:
     """Whole pixels around a point, and their weights."""
     one = tirx.const(1, pixel.dtype)
-    pixel = axis.padded(pixel)
     if mode == Mode.NEAREST:
         return [(tirx.nearbyint(pixel), one)]
     left = tirx.floor(pixel)

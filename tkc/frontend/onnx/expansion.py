@@ -13,6 +13,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.onnx import sequences
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.domains import describe, stock_converters
+from tkc.frontend.onnx.function_opsets import of_one_opset
 from tkc.frontend.onnx.initializers import read_tensor
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, LimitError, nodes_of, told, within_limits
@@ -33,8 +34,9 @@ def expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     expandable = expandable_operators()
     _refuse_unknown(proto.graph, local | expandable)
     _refuse_impossible_fills(proto.graph)
+    proto = of_one_opset(proto)
     try:
-        typed = _typed_within_limits(proto, bool(local), expandable)
+        typed = _typed_within_limits(proto, bool(proto.functions), expandable)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
         raise UnsupportedModelError(f"The model is no valid ONNX: {told(error)}; export it again.") from error
     try:

@@ -13,7 +13,7 @@ from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, req
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.values import ConversionError
-from tkc.frontend.pixels import read_within, reduction
+from tkc.frontend.pixels import extents, read_within, reduction
 
 _AVG_POOL = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
 _MAX_POOL = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
@@ -21,7 +21,11 @@ _MAX_POOL = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.n
 
 @dataclass(frozen=True)
 class _Windows:
-    """The windows of a pooling operator over the axes of an image of ``sizes``, with the padding on either side."""
+    """The windows of an operator over the axes of an image of ``sizes``, with the padding on either side.
+
+    ``same`` is how padding is spread that depends on open sizes, and ``begins`` and ``ends`` are 0 then: the image is
+    padded for itself (:func:`_padded`).
+    """
 
     kernel: list[int]
     strides: list[int]
@@ -29,6 +33,7 @@ class _Windows:
     begins: list[int]
     ends: list[int]
     sizes: list[Size]
+    same: str = ""
 
     def extent(self, axis: int) -> int:
         """From a window's first element to its last one."""
@@ -43,19 +48,65 @@ def _windows(node: Node) -> _Windows:
     strides, dilations = (list(node.attribute(name, [1] * rank)) for name in ("strides", "dilations"))
     pads = list(node.attribute("pads", [0] * 2 * rank))
     windows = _Windows(kernel, strides, dilations, pads[:rank], pads[rank:], sizes)
-    how = node.attribute("auto_pad", "NOTSET")
     least = [windows.extent(axis) for axis in range(rank)]
     if node.attribute("ceil_mode", 0):
         least = [max(extent - stride + 1, 1) for extent, stride in zip(least, strides, strict=True)]
     _fit_windows(node, sizes, least)
+    return _automatic(node, windows)
+
+
+def _automatic(node: Node, windows: _Windows) -> _Windows:
+    """The windows with the padding that ``auto_pad`` means."""
+    how, rank = node.attribute("auto_pad", "NOTSET"), len(windows.kernel)
     if how == "NOTSET":
         return windows
     if how not in ("SAME_UPPER", "SAME_LOWER", "VALID"):
         raise ConversionError(f"has auto_pad={how!r}; expected NOTSET, SAME_UPPER, SAME_LOWER or VALID")
-    totals = [0] * rank if how == "VALID" else [_same_padding(windows, axis) for axis in range(rank)]
-    halves = [(total // 2, total - total // 2) for total in totals]
-    begins, ends = ([half[i] for half in halves] for i in ((1, 0) if how == "SAME_LOWER" else (0, 1)))
+    none = dataclasses.replace(windows, begins=[0] * rank, ends=[0] * rank)
+    if how == "VALID":
+        return none
+    begins, ends = [], []
+    for axis, size in enumerate(windows.sizes):
+        begin, length = _same(windows, axis, size, how)
+        begin, end = node.algebra.simplify(begin), node.algebra.simplify(length - begin - size)
+        if not isinstance(begin, int) or not isinstance(end, int):
+            return dataclasses.replace(none, same=how)
+        begins.append(begin)
+        ends.append(max(end, 0))
     return dataclasses.replace(windows, begins=begins, ends=ends)
+
+
+def _same(windows: _Windows, axis: int, size: Size, how: str) -> tuple[Size, Size]:
+    """The padding before an axis of ``size``, and how much ``size / stride`` windows, rounded up, reach over.
+
+    What is behind that none of them reads: windows narrower than the stride may end before the image does.
+    """
+    stride, extent = windows.strides[axis], windows.extent(axis)
+    if stride == 1:
+        length, total = size + extent - 1, extent - 1
+    else:
+        length = ((size + stride - 1) // stride - 1) * stride + extent
+        total = max(length - size, 0) if isinstance(size, int) else tirx.max(length - size, tirx.const(0, "int64"))
+    return (total + 1) // 2 if how == "SAME_LOWER" else total // 2, length
+
+
+def _padded(node: Node, data: relax.Expr, windows: _Windows, value: float) -> relax.Expr:
+    """``data`` with ``value`` around it, as far as the windows reach; as it is where they say their padding."""
+    if not windows.same:
+        return data
+
+    def compute(image: te.Tensor) -> te.Tensor:
+        places = [_same(windows, axis, size, windows.same) for axis, size in enumerate(image.shape[2:])]
+
+        def pixel(item: tirx.Var, channel: tirx.Var, *position: tirx.Var) -> tirx.PrimExpr:
+            where = [at - begin for at, (begin, _) in zip(position, places, strict=True)]
+            outside = tirx.const(value, image.dtype)
+            return read_within(lambda at: image(item, channel, *at), where, list(image.shape[2:]), outside)
+
+        shape = extents([*image.shape[:2], *(length for _, length in places)])
+        return te.compute(shape, pixel, name="padded")
+
+    return node.emit(node.builder.emit_te(compute, data, primfunc_name_hint="pad"))
 
 
 def _fit_windows(node: Node, sizes: Sequence[Size], least: Sequence[int]) -> None:
@@ -69,27 +120,18 @@ def _fit_windows(node: Node, sizes: Sequence[Size], least: Sequence[int]) -> Non
         node.require_at_least(size, 1 if how.startswith("SAME") else max(padded, 1))
 
 
-def _same_padding(windows: _Windows, axis: int) -> int:
-    """How much padding makes as many windows as the size divided by the stride, rounded up."""
-    size, stride, extent = windows.sizes[axis], windows.strides[axis], windows.extent(axis)
-    if stride == 1:
-        return extent - 1
-    if not isinstance(size, int):
-        raise ConversionError("has auto_pad with strides, which needs an image of fixed size; give pads instead")
-    return max((-(-size // stride) - 1) * stride + extent - size, 0)
-
-
 def _max_pool(node: Node) -> Converted:
     """The largest element of each window, NaN if there is one, and its index in the flat tensor."""
     windows = _windows(node)
     ceil, ends = _ceiled(node, windows)
-    data, rank = node.tensor(0), len(windows.kernel)
-    padding = [*windows.begins, *ends]
+    rank, dtype = len(windows.kernel), node.dtype(0)
+    least = -math.inf if "float" in dtype else int(tirx.min_value(dtype))
+    data, padding = _padded(node, node.tensor(0), windows, least), [*windows.begins, *ends]
     largest = node.emit(_MAX_POOL[rank](data, windows.kernel, windows.strides, padding, windows.dilations, ceil))
     if not node.wants(1):
         return [largest] * len(node.proto.output)
-    inner = node.dtype(0) if "float" not in node.dtype(0) or node.dtype(0) in EXACT else "float32"
-    wide = [node.emit(relax.op.astype(tensor, inner)) for tensor in (data, largest)]
+    inner = dtype if "float" not in dtype or dtype in EXACT else "float32"
+    wide = [node.emit(relax.op.astype(tensor, inner)) for tensor in (node.tensor(0), largest)]
     by_columns = bool(node.attribute("storage_order", 0))
 
     def places(image: te.Tensor, most: te.Tensor) -> te.Tensor:
@@ -104,7 +146,7 @@ def _ceiled(node: Node, windows: _Windows) -> tuple[bool, list[int]]:
     Relax counts windows that begin behind the image, which ONNX leaves out. Of images of a fixed size, as much padding
     as the last window needs makes the number right.
     """
-    if not node.attribute("ceil_mode", 0):
+    if not node.attribute("ceil_mode", 0) or windows.same:  # of which there are as many either way
         return False, windows.ends
     axes = list(zip(windows.sizes, windows.strides, windows.begins, windows.ends, strict=True))
     if all(stride + end <= windows.extent(axis) for axis, (_, stride, _, end) in enumerate(axes)):
@@ -124,12 +166,14 @@ def _places(image: te.Tensor, most: te.Tensor, windows: _Windows, by_columns: bo
     """The index of the first element of each window that is NaN, if one is, or else that equals the largest."""
     rank, sizes = len(windows.kernel), list(image.shape[2:])
     inside = [reduction(extent, "inside") for extent in windows.kernel]
+    begins = list(windows.begins)
+    if windows.same:
+        begins = [_same(windows, axis, size, windows.same)[0] for axis, size in enumerate(sizes)]
     none = tirx.max_value("int64")
 
     def element(item: tirx.Var, channel: tirx.Var, *outputs: tirx.Var) -> tirx.PrimExpr:
         where = [
-            outputs[i] * windows.strides[i] + inside[i].var * windows.dilations[i] - windows.begins[i]
-            for i in range(rank)
+            outputs[i] * windows.strides[i] + inside[i].var * windows.dilations[i] - begins[i] for i in range(rank)
         ]
         position = _flat(where, sizes)
 
@@ -183,13 +227,30 @@ def average_pool(node: Node) -> Converted:
     """Averages, with the padding that ``auto_pad`` means written out."""
     windows = _windows(node)
     attributes = {**node.attributes, "pads": [*windows.begins, *windows.ends], "auto_pad": b"NOTSET"}
-    return dataclasses.replace(node, attributes=attributes).stock()
+    if not windows.same:
+        return dataclasses.replace(node, attributes=attributes).stock()
+    # What is padded counts as part of the windows, so averages are divided by the share that the image has in each.
+    attributes["count_include_pad"] = 1
+
+    def averages(data: relax.Expr) -> relax.Expr:
+        padded = with_inputs(node, [_padded(node, data, windows, 0.0)])
+        return node.emit(dataclasses.replace(padded, attributes=attributes).stock())
+
+    dtype = node.dtype(0)
+    inner = dtype if dtype in EXACT else "float32"
+    data = node.tensor(0) if inner == dtype else node.emit(relax.op.astype(node.tensor(0), inner))
+    result = averages(data)
+    if not node.attribute("count_include_pad", 0):
+        image = relax.ShapeExpr([1, 1, *extents(windows.sizes)])
+        result = node.emit(relax.op.divide(result, averages(node.emit(relax.op.ones(image, inner)))))
+    return result if inner == dtype else relax.op.astype(result, dtype)
 
 
 def _lp_pool(node: Node) -> Converted:
     """The p-norm of each window, in float32 of narrower floats, whose powers overflow."""
     windows, dtype = _windows(node), node.dtype(0)
     powers, inner, order = _powers(node)
+    powers = _padded(node, powers, windows, 0.0)
     options = (windows.kernel, windows.strides, [*windows.begins, *windows.ends], windows.dilations)
     ceil = bool(node.attribute("ceil_mode", 0))
     # Averages that count the padding, times the kernel's size, are sums.
@@ -277,7 +338,20 @@ def conv(node: Node) -> Converted:
     fit_convolution(node, 0, 1)
     if node.has(2):
         node.require_shape(2, node.shape(1)[:1])
-    return node.stock()
+    return convolved(node)
+
+
+def convolved(node: Node) -> Converted:
+    """A convolution, with the padding that ``auto_pad`` means written out."""
+    kernel = _kernel_sizes(node)
+    rank = len(kernel)
+    strides, dilations = (list(node.attribute(name, [1] * rank)) for name in ("strides", "dilations"))
+    pads = list(node.attribute("pads", [0] * 2 * rank))
+    windows = _Windows(kernel, strides, dilations, pads[:rank], pads[rank:], node.shape(0)[2:])
+    windows = _automatic(node, windows)
+    attributes = {**node.attributes, "pads": [*windows.begins, *windows.ends], "auto_pad": b"NOTSET"}
+    inputs = [_padded(node, node.tensor(0), windows, 0.0), *(node.tensor(i) for i in (1, 2) if node.has(i))]
+    return dataclasses.replace(with_inputs(node, inputs), attributes=attributes).stock()
 
 
 def fit_convolution(node: Node, data: int, weights: int) -> None:
@@ -286,8 +360,8 @@ def fit_convolution(node: Node, data: int, weights: int) -> None:
     filters, channels, *kernel = node.shape(weights)
     node.require_shape(weights, [filters, channels, *node.attribute("kernel_shape", kernel)])
     dilations = node.attribute("dilations", [1] * len(kernel))
-    extents = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node, weights), dilations, strict=True)]
-    _fit_windows(node, node.shape(data)[2:], extents)
+    least = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node, weights), dilations, strict=True)]
+    _fit_windows(node, node.shape(data)[2:], least)
     if groups > 1 and not (isinstance(filters, int) and isinstance(channels, int)):
         raise ConversionError(
             "needs fixed numbers of channels, as it has groups; export the model with fixed sizes there"

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from tvm import relax, te
 
-from tkc.frontend.onnx.converters.pooling import fit_convolution
+from tkc.frontend.onnx.converters.pooling import convolved, fit_convolution
 from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
@@ -324,7 +324,7 @@ def integer_convolution(node: Node, data: int, weight: int, data_zero: int, weig
         shifted(node, data, data_zero, 1, inner),
         shifted(node, weight, weight_zero, 0, inner),
     ]
-    return to_int32(node, node.emit(standard(node, "Conv", operands).stock()))
+    return to_int32(node, node.emit(convolved(standard(node, "Conv", operands))))
 
 
 def qlinear_conv(node: Node) -> Converted:

@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax, te
 
 from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN
-from tkc.frontend.onnx.converters.run_time_resize import SUPPORT, Options, resized
+from tkc.frontend.onnx.converters.run_time_resize import SUPPORT, Options, resized, scaled_size
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
@@ -102,7 +102,7 @@ def _axes(node: Node) -> list[Axis]:
     old = np.array([shape[position] for position in positions])
     scales, sizes = _scales(node), _sizes(node)
     if scales is not None:
-        new = np.floor(scales * old).astype("int64")
+        new = np.array([scaled_size(size, scale) for size, scale in zip(old.tolist(), scales.tolist(), strict=True)])
     elif sizes is not None:
         scales, new = _fitted(old, sizes, node.attribute("keep_aspect_ratio_policy", "stretch"))
     else:

@@ -120,15 +120,38 @@ def _by_scales(node: Node, old: Sequence[Size], position: int) -> tuple[relax.Ex
         known = None if given is None else given.astype("float64").ravel().tolist()
     scales = _as_float64(node, node.tensor(position)) if known is None else relax.const(np.array(known), "float64")
     _check_length(node, scales, len(old))
-    if known is not None and all(is_whole(s) or isinstance(size, int) for s, size in zip(known, old, strict=True)):
-        new = [
-            math.floor(scale * size) if isinstance(size, int) else node.algebra.simplify(size * int(scale))
-            for scale, size in zip(known, old, strict=True)
-        ]
-        return scales, new
-    lengths = _as_float64(node, size_vector(node, old))
-    computed = node.emit(relax.op.astype(relax.op.floor(relax.op.multiply(scales, lengths)), "int64"))
-    return scales, node.run_time_sizes(computed, len(old))
+    new: list[Size | None] = [None] * len(old)
+    if known is not None:
+        new = [_scaled(node, size, scale) for size, scale in zip(old, known, strict=True)]
+    open_axes = [i for i, size in enumerate(new) if size is None]
+    if open_axes:
+        # In float32: see scaled_size.
+        lengths = node.emit(relax.op.astype(size_vector(node, [old[i] for i in open_axes]), "float32"))
+        factors = [_element(node, scales, i) for i in open_axes]
+        narrow = node.emit(relax.op.astype(node.emit(relax.op.concat(factors, 0)), "float32"))
+        computed = node.emit(relax.op.astype(relax.op.floor(relax.op.multiply(narrow, lengths)), "int64"))
+        for i, size in zip(open_axes, node.run_time_sizes(computed, len(open_axes)), strict=True):
+            new[i] = size
+    return scales, [size for size in new if size is not None]
+
+
+def scaled_size(size: int, scale: float) -> int:
+    """What an axis of ``size`` is resized to by a ``scale``.
+
+    The product is rounded to float32 before its fraction is dropped, as ONNX Runtime has it: 6 times the float32 next
+    to 10/6 is less than 10, and 10 once it is rounded. Who computed the scale as a quotient of sizes gets the size.
+    """
+    length = float(np.float32(size) * np.float32(scale))
+    if not math.isfinite(length):
+        raise ConversionError(f"makes an axis of {length} from one of {size}; correct its scales")
+    return math.floor(length)
+
+
+def _scaled(node: Node, size: Size, scale: float) -> Size | None:
+    """The size, if it is known when compiling."""
+    if isinstance(size, int):
+        return scaled_size(size, scale)
+    return node.algebra.simplify(size * int(scale)) if is_whole(scale) else None
 
 
 def _by_sizes(node: Node, old: Sequence[Size], position: int, policy: str) -> tuple[relax.Expr, Sequence[Size]]:

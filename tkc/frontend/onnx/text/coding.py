@@ -19,6 +19,7 @@ import onnx.inliner
 
 from tkc.errors import InputError, UnsupportedModelError, UsageError
 from tkc.frontend.onnx.domains import TEXT_DOMAIN, describe, plain_domain
+from tkc.frontend.onnx.function_opsets import of_one_opset
 from tkc.frontend.onnx.text.labels import MAPS, searched
 from tkc.frontend.onnx.text.operators import CLASSIFIERS, FUNCTIONS, MOVES, POOLS
 from tkc.frontend.onnx.text.strings import ModelStrings, decoded, holds_strings, replace_attributes, set_codes
@@ -90,8 +91,8 @@ def with_codes(
 def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model, with its functions replaced by their bodies: what they compute depends on what is given."""
     result = onnx.ModelProto()
-    result.CopyFrom(proto)
-    if not proto.functions:
+    result.CopyFrom(of_one_opset(proto))
+    if not result.functions:
         return result
     try:
         return within_limits(lambda: onnx.inliner.inline_local_functions(result), result)
