@@ -32,15 +32,25 @@ def heads(tensor: np.ndarray, count: int) -> np.ndarray:
 
 
 def attended(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, added: Any = 0, scale: float | None = None, cap: float = 0
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    added: Any = 0,
+    scale: float | None = None,
+    cap: float = 0,
+    sink: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of ``(batch, heads, length, width)``, with its heads side by side."""
+    """Attention of ``(batch, heads, length, width)``, with its heads side by side, in float64.
+
+    A sink, a score for each head, counts among the weights, and has no value.
+    """
     groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(tensor, groups, 1) for tensor in (key, value))
+    query, key, value = (np.repeat(x.astype("float64"), n, 1) for x, n in ((query, 1), (key, groups), (value, groups)))
     scores = query @ key.swapaxes(2, 3) * (scale or query.shape[3] ** -0.5)
     scores = (cap * np.tanh(scores / cap) if cap else scores) + added
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    result = (weights / weights.sum(-1, keepdims=True)) @ value
+    weights = np.exp(scores)
+    rest = 0 if sink is None else np.exp(sink.astype("float64"))[:, None, None]
+    result = (weights / (weights.sum(-1, keepdims=True) + rest)) @ value
     return result.transpose(0, 2, 1, 3).reshape(query.shape[0], query.shape[2], -1)
 
 
@@ -109,10 +119,15 @@ def test_attention_with_its_projection() -> None:
         (1, 6, False, {}),
         (3, 6, True, {"rotary_interleaved": 1, "softcap": 5.0}),
         (1, 12, False, {"local_window_size": 3, "scale": 0.3}),
+        (1, 6, False, {"sink": True}),
+        (3, 12, True, {"smooth_softmax": 1, "softcap": 2.0}),
+        (3, 6, True, {"sink": True, "smooth_softmax": 1, "local_window_size": 3, "softcap": 2.0, "scale": 1.5}),
     ],
 )
 def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[str, Any]) -> None:
-    """Sequences of several lengths, rotation inside, a cache that grows, and one that is large enough."""
+    """Sequences of several lengths, rotation inside, a cache that grows, and one that is large enough; sinks."""
+    options = dict(options)
+    sink = 3 * floats(4) if options.pop("sink", False) else None
     last = np.array([6 + length, 3 + length])
     new, past = floats(2, length, 8 * 4), [floats(2, 2, buffer, 4) for _ in range(2)]
     angles = np.outer(np.arange(20), [1, 0.1]).astype("float32")
@@ -122,7 +137,8 @@ def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[s
     sizes = [(last - 1).astype("int32"), np.array(6 + length, "int32")]
     outputs: list[tuple[str, int | None]] = [("float32", 3), ("float32", 4), ("float32", 4)]
     given = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **options, **MICROSOFT}
-    found = run_all("GroupQueryAttention", [*inputs, *past, *sizes, *caches], (6,), outputs, **given)
+    given_sink = [] if sink is None else [None, None, sink]
+    found = run_all("GroupQueryAttention", [*inputs, *past, *sizes, *caches, *given_sink], (6,), outputs, **given)
     positions = (last - length)[:, None] + np.arange(length)
     query, key, value = (heads(part, count) for part, count in zip(parts, (4, 2, 2), strict=True))
     interleaved = bool(options.get("rotary_interleaved"))
@@ -138,7 +154,8 @@ def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[s
     if "local_window_size" in options:
         seen &= column > positions[..., None] - 3
     hidden = np.where(seen, 0, -np.inf)[:, None]
-    expected = attended(query, *grown, hidden, options.get("scale"), options.get("softcap", 0))
+    seen_sink = np.zeros(4) if sink is None and "smooth_softmax" in options else sink
+    expected = attended(query, *grown, hidden, options.get("scale"), options.get("softcap", 0), seen_sink)
     assert np.allclose(found[0], expected, 1e-4, 1e-5)
     for one, other in zip(found[1:], grown, strict=True):
         for b in range(2):
@@ -311,7 +328,7 @@ def test_fused_activations(kind: str) -> None:
         ),
         ("FusedConv", 2, {"activation": "LeakyRelu"}, "'LeakyRelu' without alpha"),
         ("FusedConv", 2, {"activation": "Clip", "activation_params": [1.0]}, "'Clip' without min and max"),
-        ("GroupQueryAttention", 7, {"num_heads": 2, "kv_num_heads": 1, "smooth_softmax": 1}, "smooth_softmax"),
+        ("GroupQueryAttention", 7, {"num_heads": 2, "kv_num_heads": 1, "qk_output": 1}, "qk_output"),
         ("Attention", 3, {"num_heads": 2, "do_rotary": 1}, "do_rotary"),
         ("FusedConv", 2, {"activation": "Mish"}, "activation 'Mish'"),
         ("MultiHeadAttention", 1, {"num_heads": 0}, "num_heads 0"),
