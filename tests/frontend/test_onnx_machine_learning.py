@@ -184,6 +184,38 @@ def test_positive_weights_of_one_class_decide_at_half() -> None:
         assert np.allclose(scores, expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "weights", "expected"),
+    [
+        ("TreeEnsembleRegressor", 1, [1, 1, 1, 2, 2], [[1], [2]]),
+        ("TreeEnsembleRegressor", 1, [1, 1, 5, 2, 7], [[7], [9]]),
+        ("TreeEnsembleRegressor", 1, [1, 1, 1, 2, 7], [[1], [9]]),
+        ("TreeEnsembleRegressor", 2, [1, 1, 1, 2, 2], [[3, 0], [4, 0]]),
+        ("TreeEnsembleClassifier", 3, [1, 1, 1, 2, 2], [[3, 0, 0], [4, 0, 0]]),
+    ],
+)
+def test_several_votes_of_one_leaf(kind: str, targets: int, weights: list[int], expected: list[list[int]]) -> None:
+    """They add, as the standard has it; a vote that is repeated for a single target, as skl2onnx does, counts once."""
+    prefix = "target" if kind == "TreeEnsembleRegressor" else "class"
+    options: dict[str, Any] = {
+        "nodes_treeids": [0] * 3,
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0] * 3,
+        "nodes_values": [0.0] * 3,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        f"{prefix}_treeids": [0] * 5,
+        f"{prefix}_nodeids": [1, 1, 1, 2, 2],
+        f"{prefix}_ids": [0] * 5,
+        f"{prefix}_weights": [float(weight) for weight in weights],
+    }
+    outputs = {"y": "float32"} if prefix == "target" else {"label": "int64", "y": "float32"}
+    options |= {"n_targets": targets} if prefix == "target" else {"classlabels_int64s": list(range(targets))}
+    found = evaluated(model(kind, {"x": ("float32", ["n", 1])}, outputs, **options), np.float32([[-1], [1]]))
+    assert found[-1].tolist() == expected
+
+
 def tree_ensemble(**changes: Any) -> onnx.ModelProto:
     """A tree of ONNX's newest form, whose first node asks for 1 or 2."""
     options: dict[str, Any] = {
