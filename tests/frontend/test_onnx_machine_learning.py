@@ -476,3 +476,21 @@ def test_counts_of_n_grams(mode: str) -> None:
     for tokens in ([[5, 6, 5, 5], [7, 7, 6, 5]], [[5], [6]], [[5, 7, 6], [6, 6, 6]]):
         x = np.array(tokens, "int32")
         np.testing.assert_array_equal(executable(x), evaluator.run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize("key", [TensorProto.STRING, TensorProto.INT64])
+@pytest.mark.parametrize("several", [False, True])
+def test_maps_are_refused_as_maps(key: int, several: bool) -> None:
+    """With the node that reads them; an example does not help, and is not asked for."""
+    kind = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    kind = helper.make_sequence_type_proto(kind) if several else kind
+    vocabulary = {"string_vocabulary": ["a"]} if key == TensorProto.STRING else {"int64_vocabulary": [1]}
+    node = helper.make_node("DictVectorizer", ["x"], ["y"], "columns", domain=ML, **vocabulary)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])
+    graph = helper.make_graph([node], "g", [helper.make_value_info("x", kind)], [result])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 1)], ir_version=10)
+    for options in ({}, {"example_args": ({"a": 1.0},)}):
+        with pytest.raises(
+            UnsupportedModelError, match=r"'x' is a map, which ONNX node 'columns'.*DictVectorizer.*reads"
+        ):
+            tkc.compile(proto, target="cpu", **options)
