@@ -32,15 +32,25 @@ def heads(tensor: np.ndarray, count: int) -> np.ndarray:
 
 
 def attended(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, added: Any = 0, scale: float | None = None, cap: float = 0
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    added: Any = 0,
+    scale: float | None = None,
+    cap: float = 0,
+    sink: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of ``(batch, heads, length, width)``, with its heads side by side."""
+    """Attention of ``(batch, heads, length, width)``, with its heads side by side, in float64.
+
+    A sink, a score for each head, counts among the weights, and has no value.
+    """
     groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(tensor, groups, 1) for tensor in (key, value))
+    query, key, value = (np.repeat(x.astype("float64"), n, 1) for x, n in ((query, 1), (key, groups), (value, groups)))
     scores = query @ key.swapaxes(2, 3) * (scale or query.shape[3] ** -0.5)
     scores = (cap * np.tanh(scores / cap) if cap else scores) + added
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    result = (weights / weights.sum(-1, keepdims=True)) @ value
+    weights = np.exp(scores)
+    rest = 0 if sink is None else np.exp(sink.astype("float64"))[:, None, None]
+    result = (weights / (weights.sum(-1, keepdims=True) + rest)) @ value
     return result.transpose(0, 2, 1, 3).reshape(query.shape[0], query.shape[2], -1)
 
 
@@ -109,10 +119,15 @@ def test_attention_with_its_projection() -> None:
         (1, 6, False, {}),
         (3, 6, True, {"rotary_interleaved": 1, "softcap": 5.0}),
         (1, 12, False, {"local_window_size": 3, "scale": 0.3}),
+        (1, 6, False, {"sink": True}),
+        (3, 12, True, {"smooth_softmax": 1, "softcap": 2.0}),
+        (3, 6, True, {"sink": True, "smooth_softmax": 1, "local_window_size": 3, "softcap": 2.0, "scale": 1.5}),
     ],
 )
 def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[str, Any]) -> None:
-    """Sequences of several lengths, rotation inside, a cache that grows, and one that is large enough."""
+    """Sequences of several lengths, rotation inside, a cache that grows, and one that is large enough; sinks."""
+    options = dict(options)
+    sink = 3 * floats(4) if options.pop("sink", False) else None
     last = np.array([6 + length, 3 + length])
     new, past = floats(2, length, 8 * 4), [floats(2, 2, buffer, 4) for _ in range(2)]
     angles = np.outer(np.arange(20), [1, 0.1]).astype("float32")
@@ -122,7 +137,8 @@ def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[s
     sizes = [(last - 1).astype("int32"), np.array(6 + length, "int32")]
     outputs: list[tuple[str, int | None]] = [("float32", 3), ("float32", 4), ("float32", 4)]
     given = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **options, **MICROSOFT}
-    found = run_all("GroupQueryAttention", [*inputs, *past, *sizes, *caches], (6,), outputs, **given)
+    given_sink = [] if sink is None else [None, None, sink]
+    found = run_all("GroupQueryAttention", [*inputs, *past, *sizes, *caches, *given_sink], (6,), outputs, **given)
     positions = (last - length)[:, None] + np.arange(length)
     query, key, value = (heads(part, count) for part, count in zip(parts, (4, 2, 2), strict=True))
     interleaved = bool(options.get("rotary_interleaved"))
@@ -138,7 +154,8 @@ def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[s
     if "local_window_size" in options:
         seen &= column > positions[..., None] - 3
     hidden = np.where(seen, 0, -np.inf)[:, None]
-    expected = attended(query, *grown, hidden, options.get("scale"), options.get("softcap", 0))
+    seen_sink = np.zeros(4) if sink is None and "smooth_softmax" in options else sink
+    expected = attended(query, *grown, hidden, options.get("scale"), options.get("softcap", 0), seen_sink)
     assert np.allclose(found[0], expected, 1e-4, 1e-5)
     for one, other in zip(found[1:], grown, strict=True):
         for b in range(2):
@@ -160,9 +177,22 @@ def test_rotary_embedding(interleaved: int) -> None:
 
 
 @pytest.mark.daily(2)
-@pytest.mark.parametrize(("bits", "zeros"), [(4, "packed"), (4, "floats"), (8, None), (2, "packed")])
-def test_weights_of_few_bits(bits: int, zeros: str | None) -> None:
-    """A last block that is not full, zero points as the weights or as floats, and none."""
+@pytest.mark.parametrize(
+    ("bits", "zeros", "grouped"),
+    [
+        (4, "packed", False),
+        (4, "floats", False),
+        (8, None, False),
+        (2, "packed", False),
+        (4, None, True),
+        (4, "packed", True),
+        (4, "floats", True),
+        (8, "packed", True),
+        (2, "packed", True),
+    ],
+)
+def test_weights_of_few_bits(bits: int, zeros: str | None, grouped: bool) -> None:
+    """A last block that is not full, zero points as the weights or as floats, and none; rows of any block's scale."""
     depth, columns, block = 72, 7, 32
     codes = RANDOM.integers(0, 1 << bits, (columns, 3, block))
     points = RANDOM.integers(0, 1 << bits, (columns, 3))
@@ -175,12 +205,30 @@ def test_weights_of_few_bits(bits: int, zeros: str | None) -> None:
 
     scales, x, bias = floats(columns, 3), floats(2, 3, depth), floats(columns)
     given = {"packed": packed(points), "floats": points.astype("float32"), None: None}[zeros]
-    inputs = [x, packed(codes), scales, given, None, bias]
-    constant = [i for i in (1, 2, 3, 5) if inputs[i] is not None]
+    groups = RANDOM.permutation(np.arange(depth) // block) if grouped else np.arange(depth) // block
+    inputs = [x, packed(codes), scales, given, groups.astype("int32") if grouped else None, bias]
+    constant = [i for i in range(1, 6) if inputs[i] is not None]
     found = run("MatMulNBits", inputs, constant, K=depth, N=columns, bits=bits, block_size=block, **MICROSOFT)
     offsets = points if zeros else np.full_like(points, 1 << (bits - 1))
-    weight = ((codes - offsets[..., None]) * scales[..., None]).reshape(columns, -1)[:, :depth]
+    weight = (codes.reshape(columns, -1)[:, :depth] - offsets[:, groups]) * scales[:, groups]
     assert np.allclose(found, x @ weight.T + bias, 1e-4, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "constant", "bits", "told"),
+    [
+        (np.full(64, 2), True, 4, "g_idx from 2 to 2 for 2 blocks"),
+        (np.full(64, -1), True, 4, "g_idx from -1 to -1"),
+        (np.zeros(63), True, 4, "63 numbers in g_idx for 64 rows"),
+        (np.zeros(64), False, 4, "needs g_idx to be a constant"),
+        (np.zeros(64), True, 5, "has weights of 5 bits; export the model with 2, 4 or 8 bits"),
+    ],
+)
+def test_groups_that_are_not_there_are_refused(groups: np.ndarray, constant: bool, bits: int, told: str) -> None:
+    """A scale that does not exist is none that is read."""
+    inputs = [floats(2, 64), np.zeros((3, 2, 16), "uint8"), floats(3, 2), None, groups.astype("int32")]
+    with pytest.raises(UnsupportedModelError, match=told):
+        run("MatMulNBits", inputs, (1, 2, 4) if constant else (1, 2), K=64, N=3, bits=bits, block_size=32, **MICROSOFT)
 
 
 def test_fused_operators() -> None:
@@ -226,12 +274,63 @@ def test_fused_convolution() -> None:
     assert np.allclose(found, np.where(total < 0, total / 4, total), 1e-4, 1e-5)
 
 
+ACTIVATIONS: dict[str, tuple[tuple[float, ...], tuple[str, ...], Any]] = {
+    "Celu": ((0.3,), ("alpha",), lambda x, a: np.where(x < 0, a * np.expm1(x / a), x)),
+    "Elu": ((0.3,), ("alpha",), lambda x, a: np.where(x < 0, a * np.expm1(x), x)),
+    "HardSigmoid": ((0.3, 0.4), ("alpha", "beta"), lambda x, a, b: np.clip(a * x + b, 0, 1)),
+    "HardSwish": ((), (), lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "LeakyRelu": ((0.3,), ("alpha",), lambda x, a: np.where(x < 0, a * x, x)),
+    "ParametricSoftplus": ((0.3, 0.4), ("alpha", "beta"), lambda x, a, b: a * np.log1p(np.exp(b * x))),
+    "Relu": ((), (), lambda x: np.maximum(x, 0)),
+    "ScaledTanh": ((0.3, 0.4), ("alpha", "beta"), lambda x, a, b: a * np.tanh(b * x)),
+    "Selu": ((0.3, 0.4), ("alpha", "gamma"), lambda x, a, g: g * np.where(x < 0, a * np.expm1(x), x)),
+    "Sigmoid": ((), (), lambda x: 1 / (1 + np.exp(-x))),
+    "Silu": ((), (), lambda x: x / (1 + np.exp(-x))),
+    "Softplus": ((), (), lambda x: np.log1p(np.exp(x))),
+    "Softsign": ((), (), lambda x: x / (1 + abs(x))),
+    "Tanh": ((), (), np.tanh),
+    "ThresholdedRelu": ((0.3,), ("alpha",), lambda x, a: np.where(x > a, x, 0)),
+}
+"""Numbers, their names and the function."""
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+def test_fused_activations(kind: str) -> None:
+    """Convolutions have the numbers of their activations in order, matmuls by name."""
+    numbers, names, function = ACTIVATIONS[kind]
+    ordered = f"activation_params = [{', '.join(map(str, numbers))}]" if numbers else ""
+    named = "".join(f", activation_{name} = {number}" for name, number in zip(names, numbers, strict=True))
+    model = parsed(
+        f"""g (float[n, 6] x, float[6, 3] w, float[n, 6, 1, 1] i, float[3, 6, 1, 1] v, float[n, 1, 1, 6] j) =>
+        (float[n, 3] r0, float[n, 3] r1, float[n, 3, 1, 1] r2, float[n, 1, 1, 3] r3) {{
+            r0 = com.microsoft.FusedGemm <activation = "{kind}"{named}> (x, w)
+            r1 = com.microsoft.FusedMatMulActivation <activation = "{kind}"{named}> (x, w)
+            r2 = com.microsoft.FusedConv <activation = "{kind}"{", " * bool(ordered)}{ordered}> (i, v)
+            r3 = com.microsoft.NhwcFusedConv <activation = "{kind}"{", " * bool(ordered)}{ordered}> (j, v)
+        }}""",
+        imports=IMPORTS,
+    )
+    x, w = floats(5, 6), floats(6, 3)
+    found = evaluated(model, x, w, x[..., None, None], w.T[..., None, None].copy(), x[:, None, None])
+    for one in found:
+        assert np.allclose(one.reshape(5, 3), function(x @ w, *numbers), 1e-4, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "options", "told"),
     [
-        ("GroupQueryAttention", 7, {"num_heads": 2, "kv_num_heads": 1, "smooth_softmax": 1}, "smooth_softmax"),
+        (
+            "FusedMatMulActivation",
+            2,
+            {"activation": "HardSigmoid", "activation_alpha": 0.2},
+            "'HardSigmoid' without beta",
+        ),
+        ("FusedConv", 2, {"activation": "LeakyRelu"}, "'LeakyRelu' without alpha"),
+        ("FusedConv", 2, {"activation": "Clip", "activation_params": [1.0]}, "'Clip' without min and max"),
+        ("GroupQueryAttention", 7, {"num_heads": 2, "kv_num_heads": 1, "qk_output": 1}, "qk_output"),
         ("Attention", 3, {"num_heads": 2, "do_rotary": 1}, "do_rotary"),
-        ("FusedConv", 2, {"activation": "Selu"}, "activation 'Selu'"),
+        ("FusedConv", 2, {"activation": "Mish"}, "activation 'Mish'"),
         ("MultiHeadAttention", 1, {"num_heads": 0}, "num_heads 0"),
     ],
 )

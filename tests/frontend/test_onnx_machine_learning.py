@@ -184,6 +184,38 @@ def test_positive_weights_of_one_class_decide_at_half() -> None:
         assert np.allclose(scores, expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "weights", "expected"),
+    [
+        ("TreeEnsembleRegressor", 1, [1, 1, 1, 2, 2], [[1], [2]]),
+        ("TreeEnsembleRegressor", 1, [1, 1, 5, 2, 7], [[7], [9]]),
+        ("TreeEnsembleRegressor", 1, [1, 1, 1, 2, 7], [[1], [9]]),
+        ("TreeEnsembleRegressor", 2, [1, 1, 1, 2, 2], [[3, 0], [4, 0]]),
+        ("TreeEnsembleClassifier", 3, [1, 1, 1, 2, 2], [[3, 0, 0], [4, 0, 0]]),
+    ],
+)
+def test_several_votes_of_one_leaf(kind: str, targets: int, weights: list[int], expected: list[list[int]]) -> None:
+    """They add, as the standard has it; a vote that is repeated for a single target, as skl2onnx does, counts once."""
+    prefix = "target" if kind == "TreeEnsembleRegressor" else "class"
+    options: dict[str, Any] = {
+        "nodes_treeids": [0] * 3,
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0] * 3,
+        "nodes_values": [0.0] * 3,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        f"{prefix}_treeids": [0] * 5,
+        f"{prefix}_nodeids": [1, 1, 1, 2, 2],
+        f"{prefix}_ids": [0] * 5,
+        f"{prefix}_weights": [float(weight) for weight in weights],
+    }
+    outputs = {"y": "float32"} if prefix == "target" else {"label": "int64", "y": "float32"}
+    options |= {"n_targets": targets} if prefix == "target" else {"classlabels_int64s": list(range(targets))}
+    found = evaluated(model(kind, {"x": ("float32", ["n", 1])}, outputs, **options), np.float32([[-1], [1]]))
+    assert found[-1].tolist() == expected
+
+
 def tree_ensemble(**changes: Any) -> onnx.ModelProto:
     """A tree of ONNX's newest form, whose first node asks for 1 or 2."""
     options: dict[str, Any] = {
@@ -329,6 +361,107 @@ def test_support_vector_machines(kernel: str) -> None:
     assert np.allclose(found[:, 0], matrix @ coefficients[0] + 0.5, 1e-4, 1e-5)
 
 
+def coupled(pairs: np.ndarray) -> np.ndarray:
+    """The chances of classes of ``pairs[i, j]``, that of class ``i`` against ``j``, as libsvm iterates, in float64."""
+    count = len(pairs)
+    matrix = -pairs.T * pairs
+    np.fill_diagonal(matrix, 0)
+    np.fill_diagonal(matrix, [sum(pairs[j, i] ** 2 for j in range(count) if j != i) for i in range(count)])
+    chances = np.full(count, 1 / count)
+    for _ in range(100):
+        products = matrix @ chances
+        total = chances @ products
+        if abs(products - total).max() < 0.005 / count:
+            break
+        for i in range(count):
+            change = (total - products[i]) / matrix[i, i]
+            chances[i] += change
+            total = (total + change * (change * matrix[i, i] + 2 * products[i])) / (1 + change) ** 2
+            products = (products + change * matrix[i]) / (1 + change)
+            chances /= 1 + change
+    return chances
+
+
+def vector_machine(classes: int, **changes: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Attributes of a linear SVMClassifier of one support vector for each class, and the weights of its decisions."""
+    random = np.random.default_rng(classes)
+    vectors, table = random.normal(size=(classes, 4)), random.normal(size=(classes - 1, classes))
+    pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
+    weights = [table[j - 1, i] * vectors[i] + table[i, j] * vectors[j] for i, j in pairs]
+    options = {
+        "classlabels_ints": list(range(5, 5 + classes)),
+        "vectors_per_class": [1] * classes,
+        "support_vectors": vectors.ravel().tolist(),
+        "coefficients": table.ravel().tolist(),
+        "rho": [0.1] * len(pairs),
+        "prob_a": (-random.random(len(pairs)) - 0.2).tolist(),
+        "prob_b": random.normal(size=len(pairs)).tolist(),
+    }
+    return {name: value for name, value in (options | changes).items() if value != []}, np.stack(weights, 1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_probabilities_of_support_vector_machines(classes: int) -> None:
+    """The pairs' chances are coupled until libsvm stops, of two classes, too; votes decide the class."""
+    options, weights = vector_machine(classes)
+    call = compiled(
+        model("SVMClassifier", {"x": ("float32", ["n", 4])}, {"label": "int64", "scores": "float32"}, **options)
+    )
+    places = np.triu_indices(classes, 1)
+    for count in (1, 50):
+        x = np.random.default_rng(count).normal(size=(count, 4)).astype("float32")
+        label, scores = call(x)
+        decisions = x @ weights + 0.1
+        votes = np.zeros((count, classes))
+        for decision, i, j in zip(decisions.T, *places, strict=True):
+            votes[np.arange(count), np.where(decision > 0, i, j)] += 1
+        assert label.tolist() == (5 + votes.argmax(1)).tolist()
+        pairs = np.zeros((count, classes, classes))
+        pairs[:, *places] = 1 / (1 + np.exp(decisions * options["prob_a"] + options["prob_b"]))
+        pairs[:, places[1], places[0]] = 1 - pairs[:, *places]
+        expected = np.stack([coupled(row) for row in pairs])
+        assert np.allclose(scores, expected, 1e-5, 1e-5)
+        # The probabilities choose another class here and there: these cases tell whether they were asked.
+        assert count == 1 or (expected.argmax(1) != votes.argmax(1)).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"vectors_per_class": []}, "without support vectors; export LinearClassifier"),
+        ({"vectors_per_class": [1, 1]}, "has 2 vectors_per_class"),
+        ({"prob_a": [1.0]}, "has 1 values of prob_a and 3 of prob_b for 3 pairs of classes"),
+        ({"rho": [0.5]}, "1 values of rho"),
+    ],
+)
+def test_broken_support_vector_machines_are_refused(changes: dict[str, Any], told: str) -> None:
+    """Each for its own reason."""
+    outputs = {"label": "int64", "scores": "float32"}
+    options, _ = vector_machine(3, **changes)
+    with pytest.raises(UnsupportedModelError, match=told):
+        compiled(model("SVMClassifier", {"x": ("float32", ["n", 4])}, outputs, **options))
+
+
+def test_transforms_of_support_vector_machines() -> None:
+    """Of probabilities and of pairs' decisions; of two classes' one decision as ONNX Runtime transforms it."""
+    x = np.random.default_rng(0).normal(size=(9, 4)).astype("float32")
+    outputs = {"label": "int64", "scores": "float32"}
+
+    def scores(classes: int, **changes: Any) -> np.ndarray:
+        options, _ = vector_machine(classes, **changes)
+        return evaluated(model("SVMClassifier", {"x": ("float32", ["n", 4])}, outputs, **options), x)[1]
+
+    without: dict[str, Any] = {"prob_a": [], "prob_b": []}
+    for changes in ({}, without):
+        powers = np.exp(scores(3, **changes))
+        found = scores(3, **changes, post_transform="SOFTMAX")
+        assert np.allclose(found, powers / powers.sum(1, keepdims=True), 1e-5)
+    second = 1 / (1 + np.exp(-scores(2, **without)[:, 1]))
+    assert np.allclose(scores(2, **without, post_transform="LOGISTIC"), np.stack([1 - second, second], 1), 1e-5)
+    with pytest.raises(UnsupportedModelError, match="PROBIT of one decision"):
+        scores(2, **without, post_transform="PROBIT")
+
+
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 def test_counts_of_n_grams(mode: str) -> None:
@@ -343,3 +476,21 @@ def test_counts_of_n_grams(mode: str) -> None:
     for tokens in ([[5, 6, 5, 5], [7, 7, 6, 5]], [[5], [6]], [[5, 7, 6], [6, 6, 6]]):
         x = np.array(tokens, "int32")
         np.testing.assert_array_equal(executable(x), evaluator.run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize("key", [TensorProto.STRING, TensorProto.INT64])
+@pytest.mark.parametrize("several", [False, True])
+def test_maps_are_refused_as_maps(key: int, several: bool) -> None:
+    """With the node that reads them; an example does not help, and is not asked for."""
+    kind = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    kind = helper.make_sequence_type_proto(kind) if several else kind
+    vocabulary = {"string_vocabulary": ["a"]} if key == TensorProto.STRING else {"int64_vocabulary": [1]}
+    node = helper.make_node("DictVectorizer", ["x"], ["y"], "columns", domain=ML, **vocabulary)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])
+    graph = helper.make_graph([node], "g", [helper.make_value_info("x", kind)], [result])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 1)], ir_version=10)
+    for options in ({}, {"example_args": ({"a": 1.0},)}):
+        with pytest.raises(
+            UnsupportedModelError, match=r"'x' is a map, which ONNX node 'columns'.*DictVectorizer.*reads"
+        ):
+            tkc.compile(proto, target="cpu", **options)

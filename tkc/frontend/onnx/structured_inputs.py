@@ -14,6 +14,7 @@ import onnx
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.onnx.domains import describe
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 
 _OPEN = {
@@ -63,6 +64,7 @@ def with_tensors_as_inputs(
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     graph = result.graph
+    _refuse_maps(graph, inputs)
     parts = _Parts([], [], {value.name for value in inputs} | {name for node in graph.node for name in node.output})
     for value in inputs:
         if _is_whole(value.type):
@@ -81,6 +83,27 @@ def with_tensors_as_inputs(
     graph.input.extend([*parts.inputs, *kept])
     graph.node.extend(nodes)
     return result, structure
+
+
+def _refuse_maps(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Refuse inputs that are maps, of keys that a call decides, for which no example stands: name who reads them."""
+    for value in inputs:
+        if not _is_map(value.type):
+            continue
+        readers = [describe(node) for node in graph.node if value.name in node.input]
+        used = f", which {' and '.join(readers)} reads" if readers else ""
+        raise UnsupportedModelError(
+            f"Input {value.name!r} is a map{used}; TKC's inputs are tensors: export the model from behind its "
+            "DictVectorizer, with its columns as a tensor of floats, or encode the columns with OneHotEncoder instead."
+        )
+
+
+def _is_map(kind: onnx.TypeProto) -> bool:
+    """Whether a type is a map, a sequence of maps, or one that may be missing."""
+    which = kind.WhichOneof("value")
+    if which in ("sequence_type", "optional_type"):
+        return _is_map(getattr(kind, which).elem_type)
+    return bool(which == "map_type")
 
 
 def _by_name(names: Sequence[str], examples: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import numpy as np
 from tvm import relax
 
+from tkc.frontend.onnx.converters import elementwise
 from tkc.frontend.onnx.converters.contrib_blocks import unpacked
 from tkc.frontend.onnx.converters.indexing import trilu
 from tkc.frontend.onnx.converters.normalization import layer_normalization, of_sizes
@@ -73,30 +76,82 @@ def fused_matmul(node: Node) -> Converted:
     return product if alpha == 1.0 else relax.op.multiply(product, scalar(alpha, node.dtype(0)))
 
 
-def activated(node: Node, x: relax.Expr, default: str = "") -> relax.Expr:
-    """The activation that the attributes name, and its parameters."""
-    name, given = node.attribute("activation", default), [*map(float, node.attribute("activation_params", ()))]
-    dtype = x.struct_info.dtype
-    match name:
-        case "":
-            return x
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "Celu": ("alpha",),
+    "Clip": ("min", "max"),
+    "Elu": ("alpha",),
+    "Gelu": (),
+    "HardSigmoid": ("alpha", "beta"),
+    "HardSwish": (),
+    "LeakyRelu": ("alpha",),
+    "ParametricSoftplus": ("alpha", "beta"),
+    "Relu": (),
+    "ScaledTanh": ("alpha", "beta"),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Silu": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
+}
+"""The activations that fused operators have, and what each is told."""
+
+
+def activated(node: Node, x: relax.Expr) -> relax.Expr:
+    """The activation that the attributes name.
+
+    Its parameters stand in ``activation_params``, in order, as convolutions have them, or each in an attribute of its
+    name, as matmuls have them.
+    """
+    kind = node.attribute("activation", "")
+    if kind == "":
+        return x
+    if kind not in _PARAMETERS:
+        raise ConversionError(
+            f"has the activation {kind!r}, which TKC does not know here; apply it in a node of its own"
+        )
+    names, values = _PARAMETERS[kind], [*map(float, node.attribute("activation_params", ()))]
+    given = dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+    for name in names:
+        alone = node.attribute(f"activation_{name}", None)
+        given |= {} if alone is None else {name: float(alone)}
+    if missing := [name for name in names if name not in given]:
+        raise ConversionError(
+            f"has the activation {kind!r} without {' and '.join(missing)} ({len(values)} activation_params); "
+            "give activation_params, or activation_alpha, activation_beta and activation_gamma"
+        )
+    return _activation(node, x, kind, given)
+
+
+def _activation(node: Node, x: relax.Expr, kind: str, given: Mapping[str, float]) -> relax.Expr:
+    op, emit, dtype = relax.op, node.emit, x.struct_info.dtype
+    number = {name: scalar(value, dtype) for name, value in given.items()}
+    match kind:
         case "Relu":
-            return relax.op.nn.relu(x)
+            return op.nn.relu(x)
         case "Sigmoid":
-            return relax.op.sigmoid(x)
+            return op.sigmoid(x)
         case "Tanh":
-            return relax.op.tanh(x)
+            return op.tanh(x)
         case "Gelu":
-            return relax.op.nn.gelu(x)
-        case "LeakyRelu" if len(given) == 1:
-            below = relax.op.multiply(x, scalar(given[0], dtype))
-            return relax.op.where(relax.op.less(x, scalar(0, dtype)), below, x)
-        case "Clip" if len(given) == 2:
-            return relax.op.clip(x, *given)
-        case "HardSigmoid" if len(given) == 2:
-            line = relax.op.add(relax.op.multiply(x, scalar(given[0], dtype)), scalar(given[1], dtype))
-            return relax.op.clip(node.emit(line), 0.0, 1.0)
-    raise ConversionError(f"has the activation {name!r} with parameters {given}; apply it in a node of its own")
+            return op.nn.gelu(x)
+        case "Silu":
+            return op.nn.silu(x)
+        case "Softsign":
+            return op.divide(x, emit(op.add(scalar(1, dtype), emit(op.abs(x)))))
+        case "ScaledTanh":
+            return op.multiply(emit(op.tanh(emit(op.multiply(x, number["beta"])))), number["alpha"])
+        case "LeakyRelu":
+            return op.where(op.less(x, scalar(0, dtype)), op.multiply(x, number["alpha"]), x)
+        case "ThresholdedRelu":
+            return op.where(op.greater(x, number["alpha"]), x, scalar(0, dtype))
+        case "Clip":
+            return op.clip(x, given["min"], given["max"])
+        case "ParametricSoftplus":
+            inner = standard(node, "Softplus", [emit(op.multiply(x, number["beta"]))], {})
+            return op.multiply(emit(elementwise.CONVERTERS["Softplus"](inner)), number["alpha"])
+    return emit(elementwise.CONVERTERS[kind](standard(node, kind, [x], given)))
 
 
 def _fused_conv(node: Node) -> Converted:
@@ -205,31 +260,65 @@ def _normalized_groups(node: Node, x: relax.Expr) -> relax.Expr:
 
 
 def _matmul_nbits(node: Node) -> Converted:
-    """A times weights ``[N, K]`` of 2, 4 or 8 bits, packed from the lowest bits on, with a scale for each block."""
+    """A times weights ``[N, K]`` of 2, 4 or 8 bits, packed from the lowest bits on, with a scale for each block.
+
+    With ``g_idx``, row ``k`` of the weights has the scale and the zero point of block ``g_idx[k]``, whichever block its
+    codes are in. (ONNX Runtime 1.32 does not read packed zero points then, and takes codes of 2 bits for 4.)
+    """
+    op, emit, dtype = relax.op, node.emit, node.dtype(0)
     columns, depth = node.attribute("N"), node.attribute("K")
     bits, block = node.attribute("bits", 4), node.attribute("block_size")
-    if bits not in (2, 4, 8) or node.has(4):
-        raise ConversionError(f"has weights of {bits} bits or g_idx; export the model with 2, 4 or 8 bits and no g_idx")
-    blocks, dtype = -(-depth // block), node.dtype(0)
-    codes = node.emit(relax.op.reshape(node.tensor(1), [columns, blocks * block * bits // 8]))
-    whole = node.emit(relax.op.reshape(unpacked(node, codes, bits), [columns, blocks, block]))
-    scales = node.emit(relax.op.reshape(node.emit(relax.op.astype(node.tensor(2), "float32")), [columns, blocks, 1]))
+    if bits not in (2, 4, 8):
+        raise ConversionError(f"has weights of {bits} bits; export the model with 2, 4 or 8 bits")
+    blocks = -(-depth // block)
+    groups = _groups_of_rows(node, depth, blocks, block)
+    codes = emit(op.reshape(node.tensor(1), [columns, blocks * block * bits // 8]))
+    whole = unpacked(node, codes, bits)
+    rows = blocks * block
+    if groups is not None and rows != depth:
+        whole, rows = emit(op.strided_slice(whole, [1], [0], [depth], assume_inbound=True)), depth
+    by_blocks = [columns, blocks, block] if groups is None else [columns, depth]
+    whole = emit(op.reshape(whole, by_blocks))
+
+    def spread(tensor: relax.Expr) -> relax.Expr:
+        """Numbers of blocks as they meet the codes."""
+        wide = emit(op.reshape(emit(op.astype(tensor, "float32")), [columns, blocks]))
+        if groups is None:
+            return emit(op.reshape(wide, [columns, blocks, 1]))
+        return emit(op.take(wide, relax.const(groups, "int64"), 1, mode="clip"))
+
+    scales = spread(node.tensor(2))
     zero: relax.Expr = scalar(1 << (bits - 1), "float32")
     if node.has(3):
         zero = node.tensor(3)
         if node.dtype(3) == "uint8":
             packed = math.ceil(blocks * bits / 8)
-            zero = unpacked(node, node.emit(relax.op.reshape(zero, [columns, packed])), bits)
-            zero = node.emit(relax.op.strided_slice(zero, [1], [0], [blocks], assume_inbound=True))
-        zero = node.emit(relax.op.reshape(node.emit(relax.op.astype(zero, "float32")), [columns, blocks, 1]))
-    shifted = node.emit(relax.op.subtract(relax.op.astype(whole, "float32"), zero))
-    weight = node.emit(relax.op.reshape(node.emit(relax.op.multiply(shifted, scales)), [columns, blocks * block]))
-    if blocks * block != depth:
-        weight = node.emit(relax.op.strided_slice(weight, [1], [0], [depth], assume_inbound=True))
+            zero = unpacked(node, emit(op.reshape(zero, [columns, packed])), bits)
+            zero = emit(op.strided_slice(zero, [1], [0], [blocks], assume_inbound=True))
+        zero = spread(zero)
+    shifted = emit(op.subtract(op.astype(whole, "float32"), zero))
+    weight = emit(op.reshape(emit(op.multiply(shifted, scales)), [columns, rows]))
+    if rows != depth:
+        weight = emit(op.strided_slice(weight, [1], [0], [depth], assume_inbound=True))
     if dtype != "float32":
-        weight = node.emit(relax.op.astype(weight, dtype))
-    product = node.emit(relax.op.matmul(node.tensor(0), node.emit(relax.op.permute_dims(weight, [1, 0]))))
-    return relax.op.add(product, node.tensor(5)) if node.has(5) else product
+        weight = emit(op.astype(weight, dtype))
+    product = emit(op.matmul(node.tensor(0), emit(op.permute_dims(weight, [1, 0]))))
+    return op.add(product, node.tensor(5)) if node.has(5) else product
+
+
+def _groups_of_rows(node: Node, depth: int, blocks: int, block: int) -> np.ndarray | None:
+    """The block of which each row of the weights has its scale; ``None`` where it is its own."""
+    groups = node.constant(4, "g_idx")
+    if groups is None:
+        return None
+    if groups.size not in (depth, blocks * block):
+        raise ConversionError(f"has {groups.size} numbers in g_idx for {depth} rows of weights; correct the model")
+    groups = groups.ravel()[:depth].astype("int64")
+    if groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
+        raise ConversionError(
+            f"has g_idx from {groups.min()} to {groups.max()} for {blocks} blocks of weights; correct the model"
+        )
+    return None if np.array_equal(groups, np.arange(depth) // block) else groups
 
 
 MICROSOFT_CONVERTERS: dict[str, Converter] = {

@@ -27,10 +27,12 @@ def _attended(
     added: Sequence[relax.Expr] = (),
     visible: Sequence[relax.Expr] = (),
     softcap: float = 0.0,
+    sink: relax.Expr | None = None,
 ) -> relax.Expr:
     """Attention of ``(batch, heads, length, width)``, with terms of the scores and conditions that keys fulfil.
 
-    Keys and values of fewer heads are those of groups of queries' heads.
+    Keys and values of fewer heads are those of groups of queries' heads. A sink ``[heads]`` is the score of one more
+    key, which every query sees and which has no value: it takes its part of the weights, and is not capped.
     """
     dtype, heads = query.struct_info.dtype, shape_of(query, node.algebra)[1]
     groups = heads // shape_of(key, node.algebra)[1]
@@ -46,8 +48,18 @@ def _attended(
         scores = node.emit(relax.op.add(scores, term))
     for condition in visible:
         scores = node.emit(relax.op.where(condition, scores, scalar(-np.inf, dtype)))
-    weights = node.emit(relax.op.nn.softmax(scores, -1))
+    weights = _softmax(node, scores, sink)
     return node.emit(relax.op.matmul(weights, value))
+
+
+def _softmax(node: Node, scores: relax.Expr, sink: relax.Expr | None) -> relax.Expr:
+    if sink is None:
+        return node.emit(relax.op.nn.softmax(scores, -1))
+    batch, heads, queries, keys = shape_of(scores, node.algebra)
+    column = node.emit(relax.op.reshape(sink, [1, heads, 1, 1]))
+    column = node.emit(relax.op.broadcast_to(column, [batch, heads, queries, 1]))
+    weights = node.emit(relax.op.nn.softmax(node.emit(relax.op.concat([scores, column], -1)), -1))
+    return node.emit(relax.op.strided_slice(weights, [3], [0], [keys], assume_inbound=True))
 
 
 def _rows(node: Node, queries: Size, past: Size) -> relax.Expr:
@@ -204,7 +216,7 @@ def _group_query_attention(node: Node) -> Converted:
     the new keys, or, with ``total_sequence_length`` known to the importer, as the larger of it and the one before: so
     a cache that is allocated once keeps its size.
     """
-    refuse(node, {11: "head_sink", 12: "k_scale", 13: "v_scale"}, ("smooth_softmax", "qk_output"), {3: "the output qk"})
+    refuse(node, {12: "k_scale", 13: "v_scale"}, ("qk_output",), {3: "the output qk"})
     heads, groups = number_of_heads(node), number_of_heads(node, "kv_num_heads")
     query, key, value = _grouped_operands(node, heads, groups)
     batch, _, length, _ = shape_of(query, node.algebra)
@@ -228,8 +240,18 @@ def _group_query_attention(node: Node) -> Converted:
         limit = node.emit(relax.op.subtract(row, scalar(window, "int64")))
         visible.append(node.emit(relax.op.greater(column, limit)))
     added = [node.tensor(10)] if node.has(10) else []
-    result = _attended(node, query, key, value, added=added, visible=visible, softcap=node.attribute("softcap", 0.0))
+    softcap, sink = node.attribute("softcap", 0.0), _sink(node, heads, query.struct_info.dtype)
+    result = _attended(node, query, key, value, added=added, visible=visible, softcap=softcap, sink=sink)
     return join_heads(node, result), key, value
+
+
+def _sink(node: Node, heads: int, dtype: str) -> relax.Expr | None:
+    """The scores ``head_sink``, one for each head; ``smooth_softmax`` without them is a score of 0."""
+    if node.has(11):
+        node.require_shape(11, [heads])
+        sink = node.tensor(11)
+        return sink if node.dtype(11) == dtype else node.emit(relax.op.astype(sink, dtype))
+    return relax.const(np.zeros(heads), dtype) if node.attribute("smooth_softmax", 0) == 1 else None
 
 
 def _grouped_operands(node: Node, heads: int, groups: int) -> list[relax.Expr]:

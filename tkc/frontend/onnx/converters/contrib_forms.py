@@ -79,9 +79,7 @@ def _fused_matmul_activation(node: Node) -> Converted:
     """A product with transpositions, and one activation with its parameters by name."""
     if node.attribute("activation_axis", None) is not None:
         raise ConversionError("has an activation along an axis; apply it in a node of its own")
-    given = [node.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
-    attributes = {**node.attributes, "activation_params": [value for value in given if value is not None]}
-    return activated(dataclasses.replace(node, attributes=attributes), node.emit(fused_matmul(node)))
+    return activated(node, node.emit(fused_matmul(node)))
 
 
 def _bias_softmax(node: Node) -> Converted:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
 
+from tkc.frontend.class_chances import coupling_function
 from tkc.frontend.onnx.converters.machine_learning import (
     class_labels,
     labels_at,
@@ -115,54 +117,85 @@ def _svm_regressor(node: Node) -> Converted:
 
 
 def _svm_classifier(node: Node) -> Converted:
-    """One decision for each pair of classes, and the class that most of them are for."""
+    """One decision for each pair of classes, and the class that most of them are for, also beside probabilities.
+
+    libsvm, scikit-learn and ONNX Runtime do not ask the probabilities for the class, which may be another one.
+    """
     labels, counts = class_labels(node, "classlabels_ints"), node.attribute("vectors_per_class", ())
     classes, transform = len(labels), transform_of(node)
-    chances = [_array(node, name) for name in ("prob_a", "prob_b")]
-    fits = all(len(numbers) == (1 if classes == 2 else 0) for numbers in chances) or not any(map(len, chances))
-    if not counts or transform != "NONE" or len(counts) != classes or not fits:
-        raise ConversionError(
-            "is a support vector machine with probabilities of more than two classes, a post_transform, or without "
-            "support vectors; fit it with a kernel and probability=False, or export LinearClassifier"
-        )
-    x, total = matrix(node, "float32"), sum(counts)
-    vectors, rho = _array(node, "support_vectors"), _array(node, "rho")
-    kernel = _kernel(node, x, vectors.reshape(total, _features(node, x, len(vectors), total, "support vectors")))
-    coefficients = _array(node, "coefficients").reshape(classes - 1, total)
-    starts = np.cumsum([0, *counts])
     pairs = list(itertools.combinations(range(classes), 2))
-    weight = np.zeros((total, len(pairs)), "float32")
-    for column, (i, j) in enumerate(pairs):
-        weight[starts[i] : starts[i + 1], column] = coefficients[j - 1, starts[i] : starts[i + 1]]
-        weight[starts[j] : starts[j + 1], column] = coefficients[i, starts[j] : starts[j + 1]]
-    decisions = node.emit(relax.op.matmul(kernel, relax.const(weight, "float32")))
-    decisions = node.emit(relax.op.add(decisions, relax.const(rho[: len(pairs)], "float32")))
-    if len(chances[0]):
-        return _of_chances(node, decisions, labels, *chances)
+    slope, offset = (_array(node, name) for name in ("prob_a", "prob_b"))
+    if not counts:
+        raise ConversionError("is a support vector machine without support vectors; export LinearClassifier")
+    decisions = _pair_decisions(node, pairs, counts, classes)
+    if not len(slope) == len(offset) or len(slope) not in (0, len(pairs)):
+        raise ConversionError(
+            f"has {len(slope)} values of prob_a and {len(offset)} of prob_b for {len(pairs)} pairs of classes; "
+            "correct the model"
+        )
     first, second = (np.zeros((len(pairs), classes), "float32") for _ in range(2))
     for row, (i, j) in enumerate(pairs):
         first[row, i] = second[row, j] = 1
-    won = node.emit(relax.op.astype(relax.op.greater(decisions, scalar(0, "float32")), "float32"))
+    won = node.emit(relax.op.astype(relax.op.greater(decisions, scalar(0, "float64")), "float32"))
     lost = node.emit(relax.op.subtract(scalar(1, "float32"), won))
     votes = relax.op.add(
         node.emit(relax.op.matmul(won, relax.const(first, "float32"))),
         node.emit(relax.op.matmul(lost, relax.const(second, "float32"))),
     )
-    best = node.emit(relax.op.argmax(node.emit(votes), 1))
-    if classes == 2:
-        decisions = node.emit(relax.op.concat([node.emit(relax.op.negative(decisions)), decisions], 1))
-    return labels_at(node, best, labels), decisions
+    label = labels_at(node, node.emit(relax.op.argmax(node.emit(votes), 1)), labels)
+    scores = node.emit(relax.op.astype(decisions, "float32"))
+    if len(slope):
+        return label, transformed(node, _coupled(node, _of_pairs(node, scores, slope, offset), classes), transform)
+    if classes > 2:
+        return label, transformed(node, scores, transform)
+    if transform == "PROBIT":
+        raise ConversionError("has post_transform PROBIT of one decision for two classes; export it with NONE")
+    # What ONNX Runtime makes of the one decision; it applies no softmax to it.
+    if transform == "LOGISTIC":
+        scores = node.emit(relax.op.sigmoid(scores))
+    rest = relax.op.negative(scores) if transform == "NONE" else relax.op.subtract(scalar(1, "float32"), scores)
+    return label, node.emit(relax.op.concat([node.emit(rest), scores], 1))
 
 
-def _of_chances(
-    node: Node, decision: relax.Expr, labels: np.ndarray, slope: np.ndarray, offset: np.ndarray
-) -> Converted:
-    """Platt's probabilities of two classes."""
-    scaled = node.emit(relax.op.multiply(decision, relax.const(slope, "float32")))
+def _pair_decisions(node: Node, pairs: list[tuple[int, int]], counts: Sequence[int], classes: int) -> relax.Expr:
+    """The decisions of pairs of classes, ``[N, pairs]``, summed in float64, as ONNX Runtime sums them."""
+    vectors, coefficients, rho = (_array(node, name) for name in ("support_vectors", "coefficients", "rho"))
+    total = sum(counts)
+    if classes < 2 or len(counts) != classes or len(coefficients) != (classes - 1) * total or len(rho) < len(pairs):
+        raise ConversionError(
+            f"has {len(counts)} vectors_per_class, {len(coefficients)} coefficients and {len(rho)} values of rho for "
+            f"{classes} classes and {total} support vectors; correct the model"
+        )
+    x = matrix(node, "float32")
+    kernel = _kernel(node, x, vectors.reshape(total, _features(node, x, len(vectors), total, "support vectors")))
+    table, starts = coefficients.reshape(classes - 1, total), np.cumsum([0, *counts])
+    weight = np.zeros((total, len(pairs)))
+    for column, (i, j) in enumerate(pairs):
+        weight[starts[i] : starts[i + 1], column] = table[j - 1, starts[i] : starts[i + 1]]
+        weight[starts[j] : starts[j + 1], column] = table[i, starts[j] : starts[j + 1]]
+    wide = node.emit(relax.op.astype(kernel, "float64"))
+    sums = node.emit(relax.op.matmul(wide, relax.const(weight, "float64")))
+    return node.emit(relax.op.add(sums, relax.const(rho[: len(pairs)].astype("float64"), "float64")))
+
+
+def _of_pairs(node: Node, decisions: relax.Expr, slope: np.ndarray, offset: np.ndarray) -> relax.Expr:
+    """Platt's chance of the first class of each pair, ``[N, pairs]``."""
+    scaled = node.emit(relax.op.multiply(decisions, relax.const(slope, "float32")))
     chance = relax.op.sigmoid(relax.op.negative(node.emit(relax.op.add(scaled, relax.const(offset, "float32")))))
-    first = node.emit(relax.op.clip(node.emit(chance), 1e-7, 1 - 1e-7))
-    both = node.emit(relax.op.concat([first, node.emit(relax.op.subtract(scalar(1, "float32"), first))], 1))
-    return labels_at(node, node.emit(relax.op.argmax(both, 1)), labels), both
+    return node.emit(relax.op.clip(node.emit(chance), 1e-7, 1 - 1e-7))
+
+
+def _coupled(node: Node, chances: relax.Expr, classes: int) -> relax.Expr:
+    """The chance of each class, ``[N, classes]``."""
+    rows, count = shape_of(chances, node.algebra)
+    places = np.zeros((classes, classes), "int64")
+    for place, (i, j) in enumerate(itertools.combinations(range(classes), 2)):
+        places[i, j], places[j, i] = place, count + place
+    both = node.emit(relax.op.concat([chances, node.emit(relax.op.subtract(scalar(1, "float32"), chances))], 1))
+    pairs = node.emit(relax.op.take(both, relax.const(places, "int64"), 1, mode="clip"))
+    function = node.builder.add_func(coupling_function(classes), "coupled_chances")
+    infos = [relax.TensorStructInfo([rows, classes], "float32") for _ in range(3)]
+    return node.emit(relax.TupleGetItem(node.emit(relax.call_tir(function, [pairs], infos)), 0))
 
 
 ML_CONVERTERS: dict[str, Converter] = {

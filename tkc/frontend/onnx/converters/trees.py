@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -93,6 +94,23 @@ def _listed_forest(node: Node, prefix: str, dtype: str) -> Forest:
         entries[2][kept][order].astype("int32"),
         weights[kept][order],
     )
+
+
+def _without_repeated_votes(forest: Forest) -> Forest:
+    """The forest of one target, in which a leaf that repeats one vote has it once.
+
+    The standard lets a leaf have several votes, and aggregates them, as it is done here where they differ. For one
+    target ONNX Runtime takes the first. Votes that are all the same stand in what skl2onnx makes of ``decision_path``
+    and ``decision_leaf`` of classifiers, once for each class, and there they are meant once: the sum is no node.
+    """
+    counts = np.diff(forest.first)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    leading = forest.first[owner]
+    differs = (forest.weights != forest.weights[leading]) | (forest.targets != forest.targets[leading])
+    mixed = np.bincount(owner[differs], minlength=len(counts)) > 0
+    kept = mixed[owner] | (np.arange(len(owner)) == leading)
+    first = np.searchsorted(owner[kept], np.arange(len(counts) + 1)).astype("int32")
+    return replace(forest, first=first, targets=forest.targets[kept], weights=forest.weights[kept])
 
 
 def _split_forest(node: Node, dtype: str) -> Forest:
@@ -214,6 +232,8 @@ def _final(node: Node, scores: relax.Expr, outputs: int) -> relax.Expr:
 def _tree_regressor(node: Node) -> Converted:
     dtype, outputs = _inner(node), node.attribute("n_targets", 1)
     forest = _listed_forest(node, "target", dtype)
+    if outputs == 1:
+        forest = _without_repeated_votes(forest)
     scores, seen = _scores(node, forest, node.attribute("aggregate_function", "SUM"), outputs, dtype)
     base = _floats(node, "base_values").astype(dtype)
     if len(base):
