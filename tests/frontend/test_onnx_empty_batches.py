@@ -1,8 +1,9 @@
-"""Batches of nothing: a size that is only first in inputs may be 0, where the model means something then."""
+"""Batches, caches and other axes of nothing: any size may be 0 where the model means something then."""
 
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.frontend.onnx_execution import compiled, parsed
@@ -154,15 +155,136 @@ def test_rows_that_are_read(name: str) -> None:
     ],
 )
 def test_a_size_that_is_of_another_axis_too(name: str, columns: str, nodes: str) -> None:
-    """Is at least 1, as are all that are not first in their inputs alone."""
+    """May be 0, too: sums over nothing are 0."""
     times = 2 if "formula" in name else 1
     model = parsed(_model(f"(float[n, 4] x, float[3, k] z) => (float[3, 4] y) {{ {nodes} }}"))
     model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = columns
     call = compiled(model)
     (found,) = call(np.ones((5, 4), np.float32), np.ones((3, 5 * times), np.float32))
     np.testing.assert_array_equal(found, np.full((3, 4), 5.0 * times))
-    with pytest.raises(InputError, match="at least 1"):
-        call(np.ones((0, 4), np.float32), np.ones((3, 0), np.float32))
+    (found,) = call(np.ones((0, 4), np.float32), np.ones((3, 0), np.float32))
+    np.testing.assert_array_equal(found, np.zeros((3, 4)))
+
+
+def _attention(past: str, domain: str, attributes: str, opset: int, declared: str) -> onnx.ModelProto:
+    """A decoder's attention of ``s`` new positions, and of ``p`` that are in the cache."""
+    return parsed(
+        f"g ({declared}) => ({declared.split(' q')[0]} y, float[b, 2, t, 4] present_k, float[b, 2, t, 4] present_v) "
+        f"{{ y, present_k, present_v = {domain}Attention<{attributes}>({past}) }}",
+        opset,
+        imports=', "com.microsoft": 1',
+    )
+
+
+_CACHE = "float[b, 2, p, 4] pk, float[b, 2, p, 4] pv"
+_FLAT = f"float[b, s, 8] q, float[b, s, 8] k, float[b, s, 8] v, {_CACHE}"
+
+CACHES: dict[str, onnx.ModelProto] = {
+    "Attention of heads": _attention(
+        "q, k, v, , pk, pv",
+        "",
+        "scale = 0.5",
+        23,
+        f"float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, {_CACHE}",
+    ),
+    "Attention of rows": _attention("q, k, v, , pk, pv", "", "q_num_heads = 2, kv_num_heads = 2", 23, _FLAT),
+    "MultiHeadAttention": _attention("q, k, v, , , , pk, pv", "com.microsoft.MultiHead", "num_heads = 2", 21, _FLAT),
+    "concatenations": parsed(
+        f"""g (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, {_CACHE})
+            => (float[b, 2, s, 4] y, float[b, 2, t, 4] ak, float[b, 2, t, 4] av) {{
+            ak = Concat<axis = 2>(pk, k) av = Concat<axis = 2>(pv, v)
+            turned = Transpose<perm = [0, 1, 3, 2]>(ak) scores = MatMul(q, turned)
+            half = Constant<value_float = 0.5>() scaled = Mul(scores, half) shares = Softmax(scaled)
+            y = MatMul(shares, av)
+        }}"""
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_that_is_empty(name: str) -> None:
+    """In a decoder's first call, after which it has positions; no new positions have no results."""
+    call = compiled(CACHES[name])
+    heads = CACHES[name].graph.input[0].type.tensor_type.shape.dim[1].dim_value == 2
+    for new, past in ((3, 0), (1, 3), (2, 0), (0, 3), (0, 0)):
+        q, k, v = (_GENERATOR.standard_normal((1, 2, new, 4), np.float32) for _ in range(3))
+        pk, pv = (_GENERATOR.standard_normal((1, 2, past, 4), np.float32) for _ in range(2))
+        rows = [each if heads else each.swapaxes(1, 2).reshape(1, new, 8) for each in (q, k, v)]
+        y, present_k, present_v = call(*rows, pk, pv)
+        keys, values = np.concatenate([pk, k], 2), np.concatenate([pv, v], 2)
+        exponentials = np.exp(q @ keys.swapaxes(2, 3) / 2)
+        expected = exponentials / exponentials.sum(-1, keepdims=True) @ values
+        np.testing.assert_allclose(y, expected if heads else expected.swapaxes(1, 2).reshape(1, new, 8), 1e-4, 1e-5)
+        np.testing.assert_array_equal(present_k, keys)
+        np.testing.assert_array_equal(present_v, values)
+
+
+def test_a_cache_of_shared_heads_that_is_empty() -> None:
+    """ONNX Runtime's operator of language models: with nothing in the cache it is what it is without one."""
+    declared = "float[b, s, 8] q, float[b, s, 4] k, float[b, s, 4] v"
+    attributes = "num_heads = 2, kv_num_heads = 1"
+    sizes = "int32[b] last, int32 total"
+    imports = ', "com.microsoft": 1'
+    (cached, alone) = (
+        compiled(
+            parsed(
+                f"g ({declared}, {cache}{sizes}) => (float[b, s, 8] y, float[b, 1, t, 4] pk2, float[b, 1, t, 4] pv2) "
+                f"{{ y, pk2, pv2 = com.microsoft.GroupQueryAttention<{attributes}>(q, k, v, {given}, last, total) }}",
+                imports=imports,
+            )
+        )
+        for cache, given in (("float[b, 1, p, 4] pk, float[b, 1, p, 4] pv, ", "pk, pv"), ("", ", "))
+    )
+    rows = [_GENERATOR.standard_normal((1, 5, width), np.float32) for width in (8, 4, 4)]
+    none = np.zeros((1, 1, 0, 4), np.float32)
+    ends = np.array([4], np.int32), np.array(5, np.int32)
+    for found, expected in zip(cached(*rows, none, none, *ends), alone(*rows, *ends), strict=True):
+        np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+
+
+# What has no meaning of an image, or a row, without elements.
+NOTHING: dict[str, str] = {
+    "the mean of an image": "(float[n, 2, h, 3] x) => (float[n, 2, 1, 1] y) { y = GlobalAveragePool(x) }",
+    "the largest of an image": "(float[n, 2, h, 3] x) => (float[n, 2, 1, 1] y) { y = GlobalMaxPool(x) }",
+    "the mean of a row": "(float[n, 2, h] x, float[h] s) => (float[n, 2, h] y, float[n, 2, 1] m) "
+    "{ y, m = LayerNormalization(x, s) }",
+    "the largest of a row": "(float[n, 2, h, 3] x) => (float[n, 2, 1, 3] y) "
+    "{ a = Constant<value_ints=[2]>() y = ReduceMax(x, a) }",
+    "the last column": "(float[n, 2, h] x) => (float[n, 2] y) "
+    "{ i = Constant<value_int=-1>() y = Gather<axis=2>(x, i) }",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_axes_that_are_read(name: str) -> None:
+    """A call without elements is told why, and what to do."""
+    model = parsed(_model(NOTHING[name]))
+    call = compiled(model)
+
+    def inputs(size: int) -> list[np.ndarray]:
+        sizes = {"n": 2, "h": size}
+        shapes = [value.type.tensor_type.shape.dim for value in model.graph.input]
+        return [np.ones([dim.dim_value or sizes[dim.dim_param] for dim in shape], np.float32) for shape in shapes]
+
+    call(*inputs(1))
+    with pytest.raises(InputError, match=r"'h'\) is 0; .* at least 1, as .* or an operator need.*; pad the input"):
+        call(*inputs(0))
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_axes_of_nothing(size: int) -> None:
+    """What is computed of each element, sums, softmaxes and normalizations of any axis."""
+    call = compiled(
+        _model("""(float[b, s, 4] x, float[b, 4, s] z) => (float[b, s, 4] y, float[b, 4, 4] m, float[b, 4, s] p) {
+            two = Constant<value_int = 2>()
+            e = Exp(x) y = Softmax<axis = 1>(e) m = MatMul(z, x) l = CumSum(z, two) p = LogSoftmax(l)
+        }""")
+    )
+    x, z = (_GENERATOR.standard_normal(shape, np.float32) for shape in ((2, size, 4), (2, 4, size)))
+    y, m, p = call(x, z)
+    np.testing.assert_allclose(m, z @ x, 1e-4, 1e-5)
+    assert (y.shape, p.shape) == (x.shape, z.shape)
+    np.testing.assert_allclose(y.sum(1), np.ones((2, 4)) * (size > 0), 1e-5)
 
 
 # A graph of an image, and the smallest that its windows fit, with the padding.

@@ -17,6 +17,11 @@ from tkc.runtime.tensors import held, to_torch
 
 _ALIGNMENT = 64  # bytes; what TVM assumes of every buffer
 
+_TOO_SMALL = (
+    ", as its declared sizes or an operator need (a window, a reduction, a row that is read); pad the input, or leave "
+    "out the call"
+)
+
 
 class InputChecks:
     """The checks of one signature: each tensor by itself, then the sizes of all against each other."""
@@ -272,9 +277,10 @@ class _TensorCheck:
                 bounds.minimum <= size and (bounds.maximum is None or size <= bounds.maximum)
             ):
                 upper = "" if bounds.maximum is None else f" and at most {bounds.maximum}"
+                cure = "" if size >= bounds.minimum else _TOO_SMALL
                 raise InputError(
                     f"axis {axis} of input '{name}' ('{dim}') is {size}; "
-                    f"the model was compiled for at least {bounds.minimum}{upper}"
+                    f"the model was compiled for at least {bounds.minimum}{upper}{cure}"
                 )
         if self.updated:
             _check_writable(value, tensor, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx.inliner
@@ -116,7 +116,7 @@ def _imports(function: onnx.FunctionProto) -> dict[str, int]:
     return {plain_domain(entry.domain): entry.version for entry in function.opset_import}
 
 
-def _nodes(function: onnx.FunctionProto) -> Iterable[onnx.NodeProto]:
+def _nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     return nodes_of(onnx.GraphProto(node=function.node))
 
 

@@ -55,10 +55,10 @@ def import_onnx(
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
-    symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
-    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs. Small initializers are
-    constants of the module; with ``exchangeable`` those of several floats are parameters, however small, unless the
-    model cannot be imported so.
+    symbolic sizes, which may be 0 where every operator means something then. A dimension given as an expression
+    (``past + 1``) of sizes that other dimensions name stays that expression. Inputs that ``constants`` names are those
+    numbers, and no inputs. Small initializers are constants of the module; with ``exchangeable`` those of several
+    floats are parameters, however small, unless the model cannot be imported so.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks

@@ -49,21 +49,19 @@ _MOST_SIZES = 500
 def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> list[relax.TensorStructInfo]:
     """The types of the graph's inputs, with one symbolic size for each name that their dimensions have.
 
-    A size of first axes alone, as of a batch, may be 0.
+    Any may be 0, as a batch and a decoder's cache are, until an operator asks for more.
     """
     shapes = [_declared_shape(value) for value in inputs]
     plain = {dim for shape in shapes for dim in shape if isinstance(dim, str) and dim.isidentifier()}
     sizes: dict[str, tirx.Var] = {}
     taken = set(plain)
-    others = (dim for shape in shapes for dim in shape[1:] if isinstance(dim, str))
-    behind = {name for dim in others for name in (dim, *_names_in(dim))}
 
     def size(name: str) -> tirx.Var:
         if name not in sizes:
             taken.discard(name)
             sizes[name] = tirx.Var(identifier(name, taken), "int64")
             taken.add(sizes[name].name)
-            algebra.declare_input(sizes[name], minimum=1 if name in behind else 0)
+            algebra.declare_input(sizes[name], minimum=0)
         return sizes[name]
 
     def extent(dim: int | str) -> Size:

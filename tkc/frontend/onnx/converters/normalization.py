@@ -30,6 +30,8 @@ def _batch_normalization(node: Node) -> Converted:
     dtype, momentum = node.dtype(0), node.attribute("momentum", 0.9)
     data = node.emit(relax.op.astype(node.tensor(0), "float32"))
     axes = [axis for axis in range(node.rank(0)) if axis != 1]
+    for axis in axes:
+        node.require_at_least(node.shape(0)[axis], 1)  # there is no mean of nothing
     mean = node.emit(relax.op.mean(data, axes, True))
     centered = node.emit(relax.op.subtract(data, mean))
     variance = node.emit(relax.op.mean(relax.op.multiply(centered, centered), axes, True))
@@ -85,6 +87,8 @@ def layer_normalization(node: Node) -> Converted:
     result = _layer_norm(node, node.tensor(0), scale, bias, axes, epsilon)
     if not (node.wants(1) or node.wants(2)):
         return [result] + [relax.op.zeros((), "float32")] * (len(node.proto.output) - 1)
+    for axis in axes:
+        node.require_at_least(node.shape(0)[axis], 1)  # there is no mean of nothing
     data = node.emit(relax.op.astype(node.tensor(0), _stash(node)))
     mean = node.emit(relax.op.mean(data, axes, True))
     centered = node.emit(relax.op.subtract(data, mean))

@@ -259,6 +259,12 @@ def _lp_pool(node: Node) -> Converted:
     return relax.op.astype(node.emit(relax.op.power(total, scalar(1 / order, inner))), dtype)
 
 
+def _global_pool(node: Node) -> Converted:
+    """The mean or the largest of each channel, which has pixels."""
+    require_pixels(node)
+    return node.stock()
+
+
 def _global_lp_pool(node: Node) -> Converted:
     """The p-norm of each channel."""
     powers, inner, order = _powers(node)
@@ -388,7 +394,9 @@ CONVERTERS: dict[str, Converter] = {
     "AveragePool": average_pool,
     "Conv": _summed_in_float32(conv),
     "ConvTranspose": _summed_in_float32(_conv_transpose),
+    "GlobalAveragePool": _global_pool,
     "GlobalLpPool": _global_lp_pool,
+    "GlobalMaxPool": _global_pool,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
 }
