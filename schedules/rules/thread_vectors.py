@@ -191,15 +191,14 @@ class Vectors:
         What lies along ``last`` in global memory is read by vectors, but for what there are ``copies`` of; of a row
         that is concatenated each part by itself.
         """
-        return self._row(parts_of(value, values, last, lanes), values, last, target, lanes, copies)
 
-    def _row(
-        self, row: Row, values: Values, last: tirx.Var, target: Place, lanes: int, copies: Sequence[Copy]
-    ) -> list[tirx.Stmt]:
-        if not isinstance(row, Parts):
-            return self._value(row, values, last, target, lanes, copies)
-        branches = (self._row(part, values, last, target, lanes, copies) for part in (row.holds, row.otherwise))
-        return [tirx.IfThenElse(substitute(row.condition, values), *map(sequence, branches))]
+        def code(row: Row) -> list[tirx.Stmt]:
+            if not isinstance(row, Parts):
+                return self._value(row, values, last, target, lanes, copies)
+            branches = (sequence(code(part)) for part in (row.holds, row.otherwise))
+            return [tirx.IfThenElse(substitute(row.condition, values), *branches)]
+
+        return code(parts_of(value, values, last, lanes))
 
     def _value(
         self,

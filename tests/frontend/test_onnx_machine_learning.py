@@ -158,16 +158,22 @@ def test_tree_classifiers(classes: list[int]) -> None:
         assert np.allclose(scores[i], expected, 1e-5, 1e-5)
 
 
+_STUMP: dict[str, Any] = {
+    "nodes_treeids": [0] * 3,
+    "nodes_nodeids": [0, 1, 2],
+    "nodes_featureids": [0] * 3,
+    "nodes_values": [0.0] * 3,
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0],
+}
+"""The nodes of a tree that asks once whether a number is at most 0."""
+
+
 def test_positive_weights_of_one_class_decide_at_half() -> None:
     """They are probabilities; of scores that may be negative the sign decides."""
     nodes = {
-        "nodes_treeids": [0] * 3,
-        "nodes_nodeids": [0, 1, 2],
-        "nodes_featureids": [0] * 3,
-        "nodes_values": [0.0] * 3,
-        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-        "nodes_truenodeids": [1, 0, 0],
-        "nodes_falsenodeids": [2, 0, 0],
+        **_STUMP,
         "class_treeids": [0] * 2,
         "class_nodeids": [1, 2],
         "class_ids": [0] * 2,
@@ -198,13 +204,7 @@ def test_several_votes_of_one_leaf(kind: str, targets: int, weights: list[int], 
     """They add, as the standard has it; a vote that is repeated for a single target, as skl2onnx does, counts once."""
     prefix = "target" if kind == "TreeEnsembleRegressor" else "class"
     options: dict[str, Any] = {
-        "nodes_treeids": [0] * 3,
-        "nodes_nodeids": [0, 1, 2],
-        "nodes_featureids": [0] * 3,
-        "nodes_values": [0.0] * 3,
-        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-        "nodes_truenodeids": [1, 0, 0],
-        "nodes_falsenodeids": [2, 0, 0],
+        **_STUMP,
         f"{prefix}_treeids": [0] * 5,
         f"{prefix}_nodeids": [1, 1, 1, 2, 2],
         f"{prefix}_ids": [0] * 5,

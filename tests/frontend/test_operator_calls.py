@@ -451,6 +451,45 @@ def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
             torch.testing.assert_close(executable(x), function(x))
 
 
+@pytest.mark.gpu
+def test_a_callers_own_cuda_graph_has_the_calls_in_it() -> None:
+    """``torch.cuda.graph`` around a call, replayed with other values: what operators allocate is the graph's."""
+    function = lambda x: torch.polygamma(21, x + 1) + torch.special.bessel_j0(x * 2)  # noqa: E731
+    x = torch.rand(64, device="cuda")
+    executable = tkc.compile(Model(function), (x,), target="cuda")
+    assert called(executable)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            executable(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = executable(x)
+    for _ in range(3):
+        x.copy_(torch.rand(64))
+        graph.replay()
+        torch.testing.assert_close(y, function(x))
+
+
+@pytest.mark.gpu
+def test_triton_kernels_as_operators() -> None:
+    """At any number of rows, on the caller's stream."""
+    pytest.importorskip("triton")
+    from tests.frontend.triton_operator import scaled
+
+    function = lambda x: scaled(x + 1, 3.0) * 2  # noqa: E731
+    executable = tkc.compile(Model(function), (X.cuda(),), target="cuda", dynamic_shapes=(({0: ROWS},),))
+    assert called(executable) == {"tkc_tests_triton::scaled": 1}
+    for rows in (2, 6, 999):
+        x = torch.randn(rows, 4, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.testing.assert_close(executable(x), (x + 1) * 6)
+
+
 @pytest.mark.speed
 @pytest.mark.parametrize(
     ("function", "bound"),
