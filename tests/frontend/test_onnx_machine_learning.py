@@ -362,24 +362,24 @@ def test_support_vector_machines(kernel: str) -> None:
 
 
 def coupled(pairs: np.ndarray) -> np.ndarray:
-    """The chances of classes of ``pairs[i, j]``, that of class ``i`` against ``j``, as libsvm iterates, in float64."""
+    """Probabilities of classes of ``pairs[i, j]``, that of class ``i`` against ``j``, as libsvm iterates (float64)."""
     count = len(pairs)
     matrix = -pairs.T * pairs
     np.fill_diagonal(matrix, 0)
     np.fill_diagonal(matrix, [sum(pairs[j, i] ** 2 for j in range(count) if j != i) for i in range(count)])
-    chances = np.full(count, 1 / count)
+    probabilities = np.full(count, 1 / count)
     for _ in range(100):
-        products = matrix @ chances
-        total = chances @ products
+        products = matrix @ probabilities
+        total = probabilities @ products
         if abs(products - total).max() < 0.005 / count:
             break
         for i in range(count):
             change = (total - products[i]) / matrix[i, i]
-            chances[i] += change
+            probabilities[i] += change
             total = (total + change * (change * matrix[i, i] + 2 * products[i])) / (1 + change) ** 2
             products = (products + change * matrix[i]) / (1 + change)
-            chances /= 1 + change
-    return chances
+            probabilities /= 1 + change
+    return probabilities
 
 
 def vector_machine(classes: int, **changes: Any) -> tuple[dict[str, Any], np.ndarray]:
@@ -402,7 +402,7 @@ def vector_machine(classes: int, **changes: Any) -> tuple[dict[str, Any], np.nda
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_probabilities_of_support_vector_machines(classes: int) -> None:
-    """The pairs' chances are coupled until libsvm stops, of two classes, too; votes decide the class."""
+    """The pairs' probabilities are coupled until libsvm stops, of two classes, too; votes decide the class."""
     options, weights = vector_machine(classes)
     call = compiled(
         model("SVMClassifier", {"x": ("float32", ["n", 4])}, {"label": "int64", "scores": "float32"}, **options)

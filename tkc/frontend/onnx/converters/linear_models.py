@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
-from tkc.frontend.class_chances import coupling_function
 from tkc.frontend.onnx.converters.machine_learning import (
     class_labels,
     labels_at,
@@ -19,6 +18,7 @@ from tkc.frontend.onnx.converters.machine_learning import (
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError, shape_of
+from tkc.frontend.pairwise_coupling import coupling_function
 
 
 def _array(node: Node, name: str) -> np.ndarray:
@@ -179,21 +179,23 @@ def _pair_decisions(node: Node, pairs: list[tuple[int, int]], counts: Sequence[i
 
 
 def _of_pairs(node: Node, decisions: relax.Expr, slope: np.ndarray, offset: np.ndarray) -> relax.Expr:
-    """Platt's chance of the first class of each pair, ``[N, pairs]``."""
+    """Platt's probability of the first class of each pair, ``[N, pairs]``."""
     scaled = node.emit(relax.op.multiply(decisions, relax.const(slope, "float32")))
-    chance = relax.op.sigmoid(relax.op.negative(node.emit(relax.op.add(scaled, relax.const(offset, "float32")))))
-    return node.emit(relax.op.clip(node.emit(chance), 1e-7, 1 - 1e-7))
+    probability = relax.op.sigmoid(relax.op.negative(node.emit(relax.op.add(scaled, relax.const(offset, "float32")))))
+    return node.emit(relax.op.clip(node.emit(probability), 1e-7, 1 - 1e-7))
 
 
-def _coupled(node: Node, chances: relax.Expr, classes: int) -> relax.Expr:
-    """The chance of each class, ``[N, classes]``."""
-    rows, count = shape_of(chances, node.algebra)
+def _coupled(node: Node, probabilities: relax.Expr, classes: int) -> relax.Expr:
+    """The probability of each class, ``[N, classes]``."""
+    rows, count = shape_of(probabilities, node.algebra)
     places = np.zeros((classes, classes), "int64")
     for place, (i, j) in enumerate(itertools.combinations(range(classes), 2)):
         places[i, j], places[j, i] = place, count + place
-    both = node.emit(relax.op.concat([chances, node.emit(relax.op.subtract(scalar(1, "float32"), chances))], 1))
+    both = node.emit(
+        relax.op.concat([probabilities, node.emit(relax.op.subtract(scalar(1, "float32"), probabilities))], 1)
+    )
     pairs = node.emit(relax.op.take(both, relax.const(places, "int64"), 1, mode="clip"))
-    function = node.builder.add_func(coupling_function(classes), "coupled_chances")
+    function = node.builder.add_func(coupling_function(classes), "coupled_probabilities")
     infos = [relax.TensorStructInfo([rows, classes], "float32") for _ in range(3)]
     return node.emit(relax.TupleGetItem(node.emit(relax.call_tir(function, [pairs], infos)), 0))
 
