@@ -56,7 +56,8 @@ def _called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
             if key in functions and key not in found:
                 found[key] = None
                 pending.append(_nodes(functions[key]))
-    return [function for key, function in functions.items() if key in found]
+    # One that is defined twice is twice in what is checked, and refused there.
+    return [function for function in proto.functions if (function.domain, function.name) in found]
 
 
 def _converted(proto: onnx.ModelProto, others: Sequence[onnx.FunctionProto]) -> onnx.ModelProto:
