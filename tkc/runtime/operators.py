@@ -210,12 +210,12 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
                 for each in operands
             )
             raise OperatorError(f"PyTorch's {name}, which the model calls, failed for {shapes}: {error}") from error
+        if bases:
+            written = [aligned(operands[position]) for position in bases]
+            found = [*([None] if found is None else _list(found, operands)), *written]
         if declared is not None:
             _check_declared(name, declared, found)
-        if not bases:
-            return results(found, operands)
-        written = [aligned(operands[position]) for position in bases]
-        return [*([None] if found is None else _list(found, operands)), *written]
+        return found if bases else results(found, operands)
 
     return run
 
