@@ -39,6 +39,7 @@ MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", MEMORY)
 def test_numbers_fill_memory_in_its_order(name: str) -> None:
     """Of tensors that are views of others with their axes in another order."""
@@ -61,6 +62,7 @@ def test_rows_of_any_number() -> None:
         _agrees(executable, function, torch.zeros(rows, 6))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -95,6 +97,7 @@ def _not_read_at_the_end(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "function",
     [

@@ -27,6 +27,7 @@ WITHIN: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", WITHIN)
 def test_made_and_read_within_the_model(name: str) -> None:
     """The neighbours are compiled; each operator is named."""
@@ -60,6 +61,7 @@ class _Graph(nn.Module):
         return self.product(self.adjacency, x + 1)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"])
 @pytest.mark.parametrize(
     "product",
