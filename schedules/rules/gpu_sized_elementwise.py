@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import loads, static
 from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move
-from tkc.schedules.rules.thread_vectors import Parts, Vectors, parts_of, reads_vectors, runs_along
+from tkc.schedules.rules.thread_vectors import Lanes, Parts, Vectors, parts_of, reads_vectors, runs_along
 
 _THREADS = 256
 _WARP = 32
@@ -49,12 +49,12 @@ def joined_rows(func: tirx.PrimFunc, block: tirx.SBlock) -> s_tir.Schedule | Non
     """
     if not block.iter_vars or any(iterator.var.dtype != "int64" for iterator in block.iter_vars):
         return None
-    lanes, last = _lanes(block), block.iter_vars[-1].var
-    values = {last: last * lanes}
-    row = parts_of(block.body.value, values, last, lanes)
-    if lanes == 1 or not isinstance(row, Parts) or not reads_vectors(row, values, last, lanes):
+    number = _lanes(block)
+    lanes = _vector(block, number)
+    row = parts_of(block.body.value, lanes)
+    if number == 1 or not isinstance(row, Parts) or not reads_vectors(row, lanes):
         return None
-    return launched(func, [(None, _of_vectors(block, lanes))])
+    return launched(func, [(None, _of_vectors(block, number))])
 
 
 def _is_flat(block: tirx.SBlock) -> bool:
@@ -95,17 +95,23 @@ def _lanes(block: tirx.SBlock) -> int:
     # What all rows share is read seldom, and may take several vectors.
     of_rows = [store, *(access for access in moved if _varies(access, block))]
     widest = max(DataType(access.buffer.dtype).itemsize for access in of_rows)
-    lanes = min(_VECTOR_BYTES // widest, _MOST_LANES)
+    widest_vector = min(_VECTOR_BYTES // widest, _MOST_LANES)
     if any(access.buffer.dtype == "bool" for access in moved):
-        lanes = min(lanes, 4)
+        widest_vector = min(widest_vector, 4)
     rows = [static(access.buffer.shape[-1]) or 1 for access in moved]
-    most = narrower = gcd(lanes, static(block.iter_vars[-1].dom.extent) or 1, *rows)
+    most = narrower = gcd(widest_vector, static(block.iter_vars[-1].dom.extent) or 1, *rows)
     while narrower > 1:
-        values = {last: last * narrower}
-        if reads_vectors(parts_of(store.value, values, last, narrower), values, last, narrower):
+        lanes = _vector(block, narrower)
+        if reads_vectors(parts_of(store.value, lanes), lanes):
             return narrower
         narrower //= 2
     return most
+
+
+def _vector(block: tirx.SBlock, number: int) -> Lanes:
+    """The lanes of a thread, where the last iterator counts vectors of so many."""
+    last = block.iter_vars[-1].var
+    return Lanes(last, {last: last * number}, number)
 
 
 def _varies(access: tirx.BufferLoad | tirx.BufferStore, block: tirx.SBlock) -> bool:
@@ -120,12 +126,12 @@ def _of_vectors(block: tirx.SBlock, lanes: int) -> Launch:
     extents[-1] = index(int(extents[-1]) // lanes)
     total, vectors, store = _total(extents), Vectors(), block.body
     result = vectors.register("result", (lanes,), store.buffer.dtype)
-    values = {variables[-1]: variables[-1] * lanes}
-    computed = vectors.computed(store.value, values, variables[-1], (result, [index(0)]), lanes)
-    place = [substitute(own, values) for own in store.indices]
+    of_thread = _vector(block, lanes)
+    computed = vectors.computed(store.value, of_thread, (result, [index(0)]))
+    place = [substitute(own, of_thread.values) for own in store.indices]
     if isinstance(store.value, tirx.BufferLoad) and runs_along(store.value, variables[-1]):
         vectors.registers.clear()
-        code = vectors.computed(store.value, values, variables[-1], (store.buffer, place), lanes)
+        code = vectors.computed(store.value, of_thread, (store.buffer, place))
     else:
         code = [*computed, *move(store.buffer, place, result, [index(0)], lanes)]
 

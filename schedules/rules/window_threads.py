@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import conditional_loads, loads, nodes, same_load, static
 from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move, sequence
-from tkc.schedules.rules.thread_vectors import Vectors
+from tkc.schedules.rules.thread_vectors import Lanes, Vectors
 from tkc.schedules.rules.window_sums import Operand, Sums, for_vector, surrounded
 
 _THREADS = 128
@@ -190,7 +190,7 @@ class WindowThreads:
                 inside = [bound for bound in inside if not analyzer.can_prove(bound)]
             inside.insert(0, within)
             value = _unclamped(value, condition)
-            moved = self.vectors.computed(value, own, padding.iter_vars[-1].var, (memory, at), lanes)
+            moved = self.vectors.computed(value, Lanes(padding.iter_vars[-1].var, own, lanes), (memory, at))
         if not inside:
             return moved
         return [*move(memory, at, None, [], lanes), guarded(tirx.all(*inside), moved)]
@@ -262,7 +262,7 @@ class WindowThreads:
             if condition is None and self.along not in undefined_vars(tirx.tvm_tuple(*load.indices))
         ]
         values = {self.last: self.vector * self.sums.lanes}
-        shared, statements = self.vectors.copied(of_all, values, self.last, self.sums.lanes)
+        shared, statements = self.vectors.copied(of_all, Lanes(self.last, values, self.sums.lanes))
         for position in range(_POSITIONS):
 
             def summed(load: tirx.BufferLoad, position: int = position) -> tirx.BufferLoad | None:
@@ -272,7 +272,8 @@ class WindowThreads:
 
             value = ir_transform(tirx.Evaluate(store.value), None, summed, ["tirx.BufferLoad"]).value
             values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
-            computed = self.vectors.computed(value, values, self.last, (finished, [index(0)]), self.sums.lanes, shared)
+            lanes = Lanes(self.last, values, self.sums.lanes)
+            computed = self.vectors.computed(value, lanes, (finished, [index(0)]), shared)
             place = [substitute(own, values) for own in store.indices]
             code = [*computed, *move(store.buffer, place, finished, [index(0)], self.sums.lanes)]
             statements.append(guarded(self.first + position < extent, code))

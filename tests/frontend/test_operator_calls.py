@@ -15,6 +15,7 @@ import torch
 from torch.export import Dim
 
 import tkc
+from tests.captured_calls import captured
 from tests.frontend.whole_models import Model, called, compiled
 
 Arguments = tuple[Any, ...]
@@ -458,15 +459,7 @@ def test_a_callers_own_cuda_graph_has_the_calls_in_it() -> None:
     x = torch.rand(64, device="cuda")
     executable = tkc.compile(Model(function), (x,), target="cuda")
     assert called(executable)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            executable(x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = executable(x)
+    graph, y = captured(lambda: executable(x))
     for _ in range(3):
         x.copy_(torch.rand(64))
         graph.replay()

@@ -32,7 +32,7 @@ MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
     "randint_like": lambda x: torch.randint_like(x.T, 9),
     "dropout": lambda x: functional.dropout((x + 1).T, 0.5, True),
     "normal_": lambda x: torch.empty_like(x.T).normal_() * 2,
-    "bernoulli": lambda x: torch.bernoulli(x.sigmoid().permute(2, 0, 1)) if x.ndim == 3 else torch.bernoulli(x.T * 0),
+    "bernoulli": lambda x: torch.bernoulli((x + 0.5).T),
     "multinomial": lambda x: torch.multinomial(x.exp().T, 3),
     "of what is broadcast": lambda x: torch.rand_like(x.T.unsqueeze(0).expand(2, -1, -1)),
     "contiguous": lambda x: torch.rand_like(x.T.contiguous()),
@@ -52,6 +52,15 @@ def test_inputs_that_are_not_contiguous() -> None:
     function = lambda x: torch.rand_like(x) + functional.dropout(x + 1, 0.5, True)  # noqa: E731
     for x in (torch.zeros(3, 4).T, torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)):
         _agrees(tkc.compile(Model(function), (x,)), function, x)
+
+
+def test_rows_whose_number_data_decides() -> None:
+    """The order follows from the strides that PyTorch states, whatever the sizes are."""
+    function = lambda x: functional.dropout(x[x[:, 0] > 0].T, 0.5, True) + torch.rand_like(x[x > 0].sum())  # noqa: E731
+    x = torch.randn(6, 5)
+    executable = tkc.compile(Model(function), (x,))
+    for each in (x, x.abs(), -x.abs()):
+        _agrees(executable, function, each)
 
 
 def test_rows_of_any_number() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tkc
+from tests.captured_calls import captured
 from tests.runtime import concurrency
 from tests.runtime.concurrency import Counter, attention, inputs
 from tkc.errors import InputError, UsageError
@@ -289,16 +290,7 @@ def test_a_callers_own_graph_takes_the_call_in() -> None:
     """``torch.cuda.graph`` around a call, replayed with other values, while another thread calls."""
     executable = concurrency.compiled("cuda")
     x = inputs(3).cuda()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            executable(x)
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        y = executable(x)
+    graph, y = captured(lambda: executable(x), capture_error_mode="thread_local")
     model, stop = attention(), threading.Event()
 
     def call_beside() -> None:

@@ -17,7 +17,6 @@ import sympy
 import torch
 from torch import fx
 from torch._export.verifier import Verifier
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -38,10 +37,10 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.dynamo.attention import restore_attention
 from tkc.dynamo.layout import Layout, layout_of
-from tkc.dynamo.random import draw_in_order
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.dynamo.updates import take_updates
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.callable_operators import is_random
 from tkc.frontend.torch.flex_attention import forget_blocks
 
 _OFFSET = 2**62
@@ -95,7 +94,6 @@ def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProg
     _convert_by_aten(module.graph)
     restore_attention(module.graph)
     forget_blocks(module.graph)
-    draw_in_order(module.graph)
     updates = take_updates(module.graph, device, in_place=in_place)
     tail = tail_of(module.graph, positions, updates.copies)
     (end,) = module.graph.find_nodes(op="output")
@@ -148,21 +146,17 @@ def _device(graph: fx.Graph) -> torch.device:
 def _compute_on(graph: fx.Graph, device: torch.device) -> None:
     """Have all operators make their results on ``device``. Raises for a random one that draws on another."""
     for node in graph.nodes:
-        if node.op != "call_function" or ("device" not in node.kwargs and not _is_random(node)):
+        if node.op != "call_function" or ("device" not in node.kwargs and not is_random(node)):
             continue
         value = node.meta.get("val")
         first = value[0] if isinstance(value, list | tuple) else value
         if isinstance(first, torch.Tensor) and first.device != device:
-            if _is_random(node):
+            if is_random(node):
                 raise UnsupportedModelError(
                     f"{node} draws random numbers on {first.device} in a graph on {device}, whose generator is another "
                     f"one. Draw them on {device}, or pass them in."
                 )
             node.kwargs = {**node.kwargs, "device": device}
-
-
-def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _convert_by_aten(graph: fx.Graph) -> None:

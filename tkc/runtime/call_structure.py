@@ -38,6 +38,7 @@ class CallStructure:
         }
         self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.is_narrow}
         self._numbers = frozenset(signature.number_outputs)
+        self._names = tuple(spec.name for spec in signature.outputs)
         leaves = signature.leaves
         self._only_tensors = len(leaves) if all(isinstance(leaf, TensorSpec) for leaf in leaves) else -1
         self._positional, self._keywords = _arguments(self.in_spec, signature)
@@ -85,7 +86,7 @@ class CallStructure:
         ]
         for position, dtype in self._narrow.items():
             results[position] = narrowed(results[position], dtype)
-        return NamedResults(results, [spec.name for spec in self._signature.outputs])
+        return NamedResults(results, self._names)
 
     def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """The flattened ``outputs`` that were computed, as tensors of the first input's kind, with those that are not
@@ -108,8 +109,7 @@ class CallStructure:
         """The one result, or a tuple of all, with their names where each is an output."""
         if len(results) == 1:
             return results[0]
-        names = [spec.name for spec in self._signature.outputs]
-        return NamedResults(results, names) if len(results) == len(names) else tuple(results)
+        return NamedResults(results, self._names) if len(results) == len(self._names) else tuple(results)
 
     def _restore(self, inputs: Sequence[Any]) -> FromTorch:
         """How outputs become tensors of the first input's kind, arrays where it is strings; strings are arrays."""

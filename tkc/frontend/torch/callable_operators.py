@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from tkc.frontend.torch.mutation import functional_name
 
-_OF_PYTORCH = frozenset({"aten", "prims", "tkc"})
+_OF_PYTORCH = frozenset({"aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order", "tkc"})
 
 _PARTS_OF_SPARSE = frozenset({"values", "indices", "nnz", "crow_indices", "col_indices", "ccol_indices", "row_indices"})
 
@@ -84,6 +84,16 @@ def _can_be_copied(node: fx.Node) -> bool:
 def reads_float(node: fx.Node) -> bool:
     """Whether the node reads a float out of a tensor."""
     return isinstance(node.meta.get("val"), torch.SymFloat) and str(node.target) in READS_ELEMENT
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node's operator draws random numbers."""
+    return isinstance(node.target, OpOverload) and draws_numbers(node.target)
+
+
+def draws_numbers(called: Any) -> bool:
+    """Whether an operator draws random numbers, as its tags say; what is no overload of one has none."""
+    return torch.Tag.nondeterministic_seeded in getattr(called, "tags", ())
 
 
 def of_another_library(called: OpOverload) -> bool:

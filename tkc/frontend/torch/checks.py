@@ -196,7 +196,7 @@ def _known(number: Any) -> float:
     return int(value)
 
 
-_SPARSE = (
+_NUMBER_OF_VALUES = (
     " How many values a sparse tensor has is not known while a model is compiled: hand over its indices and values as "
     "dense tensors."
 )
@@ -217,7 +217,7 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
                     f"output {result.name!r} ({source_of(result)}) is a sparse tensor; return its .to_dense()"
                 )
     if unknown:
-        sparse = _SPARSE if any(map(counts_values, unknown_operators(graph))) else ""
+        sparse = _NUMBER_OF_VALUES if any(map(counts_values, unknown_operators(graph))) else ""
         others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
         raise UnsupportedModelError(

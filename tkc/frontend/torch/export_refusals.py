@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.given import FROM_PYTHON
+from tkc.frontend.torch.callable_operators import of_another_library
 
 _WRAP = (
     "wrap what calls it in a torch.library.custom_op with a fake function (register_fake), which TKC calls in place, "
@@ -29,8 +31,6 @@ _ADVICE = "The error above occurred when calling torch.export.export"
 
 _NO_FAKE = ("no fake impl registered", "no fake impl or Meta kernel registered")
 """What PyTorch says in whole sentences of operators that cannot be traced."""
-
-_OF_PYTORCH = frozenset({"aten", "prims", "prim", "inductor", "higher_order", "quantized", "mkldnn", "torchvision"})
 
 
 def operator_refusal(error: Exception) -> str | None:
@@ -52,11 +52,12 @@ def operator_refusal(error: Exception) -> str | None:
         )
     told = str(error).partition(_ADVICE)[0].strip()
     if isinstance(error, UnsupportedOperatorException):
-        theirs = getattr(operator, "namespace", "aten") not in _OF_PYTORCH
-        cure = f"register one for it by torch.library.register_fake({operator.name()!r})" if theirs else _WRAP  # type: ignore[union-attr]  # an OpOverload
+        cure = _WRAP
+        if isinstance(operator, OpOverload) and of_another_library(operator):
+            cure = f"register one for it by torch.library.register_fake({operator.name()!r})."
         return (
             f"{operator}{where} has no rule that says the shapes and dtypes of its results for fake tensors, which "
-            f"have no data. To compile the model, {cure}{'.' if theirs else ''}"
+            f"have no data. To compile the model, {cure}"
         )
     if isinstance(error, UnsupportedFakeTensorException | UnsupportedMutationAliasingException):
         return f"{told}{where}. To compile the model, {_WRAP}"

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.callable_operators import draws_numbers
 from tkc.frontend.torch.converters.emitter import source_of
 
 _MOST_ELEMENTS = 1 << 16
@@ -58,7 +59,7 @@ def _is_known(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> bool:
         return False
     if node.target.namespace not in ("aten", "prims") or "empty" in str(node.target):
         return False
-    if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+    if node.target._schema.is_mutable or draws_numbers(node.target):
         return False
     return all(source in values for source in node.all_input_nodes)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
 import torch
 from torch._ops import OpOverload
 
-from tkc.frontend.torch.callable_operators import of_another_library
+from tkc.frontend.torch.callable_operators import draws_numbers, of_another_library
+
+_ANY_SIZE = 1 << 10
+"""What a symbolic size is taken for: any number of several elements gives the order."""
 
 
 def follows_memory(called: OpOverload) -> bool:
@@ -16,7 +20,7 @@ def follows_memory(called: OpOverload) -> bool:
     Random numbers are drawn in the order of memory, and operators of other libraries may read memory as they like. To
     all others a tensor is the same however it lies.
     """
-    if torch.Tag.nondeterministic_seeded in called.tags:
+    if draws_numbers(called):
         return True
     return of_another_library(called) and torch.Tag.flexible_layout not in called.tags
 
@@ -24,19 +28,19 @@ def follows_memory(called: OpOverload) -> bool:
 def memory_order(tensor: torch.Tensor) -> list[int] | None:
     """The axes of a (fake) tensor from the outermost in memory to the innermost; ``None`` if that is their own order.
 
-    Of one that is not dense, as a slice or what is broadcast, those of a dense tensor like it. One whose sizes data
-    decides is taken for contiguous.
+    Of one that is not dense, as a slice or what is broadcast, those of a dense tensor like it.
     """
-    sizes, strides = _known(tensor.shape), _known(tensor.stride())
-    if sizes is None or strides is None:
-        return None
+    sizes, strides = _numbers(tensor.shape), _numbers(tensor.stride())
     dense = torch.empty_like(torch.empty_strided(sizes, strides, device="meta")).stride()
     axes = [axis for axis, size in enumerate(sizes) if size != 1]
     order = sorted(axes, key=lambda axis: -dense[axis])
     return None if order == axes else [*order, *(axis for axis, size in enumerate(sizes) if size == 1)]
 
 
-def _known(numbers: Sequence[int | torch.SymInt]) -> list[int] | None:
-    """Sizes or strides, those of the example where they are symbolic; ``None`` where data decides one."""
-    found = [each.node.hint if isinstance(each, torch.SymInt) else each for each in numbers]
-    return None if None in found else [int(each) for each in found]
+def _numbers(given: Sequence[int | torch.SymInt]) -> list[int]:
+    """Sizes or strides, at one value of every symbol in them, also of those that data decides."""
+    return [_number(each.node.expr) if isinstance(each, torch.SymInt) else each for each in given]
+
+
+def _number(expression: sympy.Expr) -> int:
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, sympy.Integer(_ANY_SIZE))))

@@ -21,6 +21,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.callable_operators import (
     can_be_called,
+    draws_numbers,
     functional_operator,
     is_sparse,
     of_another_library,
@@ -119,7 +120,7 @@ class OperatorCalls:
             description = self._plain_call(node, called, operands)
         if of_another_library(called):
             description["declared"] = _declared(results)
-        if torch.Tag.nondeterministic_seeded in called.tags:
+        if draws_numbers(called):
             description["call"] = node.name  # equal calls give different numbers
         sinfo = _struct_info(results)
         call = relax.call_pure_packed(
@@ -258,8 +259,9 @@ def _in_memory_order(argument: Any, description: Any) -> Any:
     """The description of an argument whose tensors lie in memory as PyTorch's do; compiled models' are contiguous."""
     if isinstance(argument, list | tuple):
         return [_in_memory_order(*each) for each in zip(argument, description, strict=True)]
-    value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
-    order = memory_order(value) if isinstance(value, torch.Tensor) else None
+    if not (isinstance(argument, fx.Node) and isinstance(description, dict) and "tensor" in description):
+        return description
+    order = memory_order(argument.meta["val"])
     return description if order is None else {"ordered": [description["tensor"], *order]}
 
 

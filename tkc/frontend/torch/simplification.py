@@ -11,7 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.callable_operators import can_be_called
+from tkc.frontend.torch.callable_operators import can_be_called, draws_numbers
 from tkc.frontend.torch.checks import check_control_flow, check_layouts, name_of, unknown_operators
 from tkc.frontend.torch.complex import (
     PAIRS,
@@ -67,7 +67,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False, library: boo
     if _reads_logsumexp(program.graph):
         table.pop(_CPU_ATTENTION)
     if fallback:  # called whole, random operators draw the numbers that they draw in PyTorch
-        random = [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]
+        random = [op for op in table if draws_numbers(op)]
         for op in (*random, *(ON_THE_CPU if library else ())):
             table.pop(op)
     try:

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 
+from tkc.frontend.torch.callable_operators import is_random
 from tkc.frontend.torch.programs import copied, program_of
 from tkc.runtime import random_order  # noqa: F401, which registers the operator
 
@@ -45,7 +46,7 @@ def _unread(graph: fx.Graph) -> list[str]:
     for node in reversed(graph.nodes):
         if _is_effect(node) or not read.isdisjoint(node.users):
             read.add(node)
-    return [node.name for node in graph.nodes if _is_random(node) and node not in read]
+    return [node.name for node in graph.nodes if is_random(node) and node not in read]
 
 
 def _is_effect(node: fx.Node) -> bool:
@@ -53,10 +54,6 @@ def _is_effect(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
         return node.target._schema.is_mutable
     return node.op not in ("placeholder", "get_attr") and node.target is not operator.getitem
-
-
-def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _first_result(program: ExportedProgram) -> int | None:
