@@ -28,13 +28,13 @@ def of_one_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     called = _called(result)
     del result.functions[:]
     result.functions.extend(called)
-    versions = opsets(result)
+    declared = opsets(result)
+    versions = dict(declared)
     for function in called:
         for domain, version in _imports(function).items():
             _check_version(function, domain, version)
-            versions[domain] = (
-                max(version, versions.get(domain, 0)) if domain not in opsets(proto) else versions[domain]
-            )
+            if domain not in declared:
+                versions[domain] = max(version, versions.get(domain, 0))
     standard = versions.get("", 0)
     newest = max([standard, *(_imports(function).get("", 0) for function in called)])
     if newest > standard and not _changed(nodes_of(result.graph), "", standard, newest):
