@@ -28,6 +28,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures, "ARCHITECTURES", {one.model_type: one for one in made})
 
 
+@pytest.mark.daily(1)
 @pytest.mark.usefixtures("tiny")
 def test_one_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row says why, and tables and means leave it out; so does that of a reference that fails."""

@@ -45,6 +45,7 @@ def test_alone_there_is_no_ratio() -> None:
     assert row.ratio is None and row.notes == {"spread": 0.25}
 
 
+@pytest.mark.daily(1)
 def test_what_pytorch_has_nothing_for_is_compiled_from_the_kernels_reference() -> None:
     """And compared with it; eager it is no contender. Elsewhere PyTorch's own is compiled."""
     found = contenders(Prepared(SWIGLU, CPU), ["eager", "compile"], None)

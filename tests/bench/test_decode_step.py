@@ -68,6 +68,7 @@ def test_torch_compile_is_measured_beside() -> None:
     assert row.notes[f"{THROUGH} / tkc none"] == share
 
 
+@pytest.mark.daily(1)
 def test_a_step_that_leaves_the_cache_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is no number, because the row that it should have written is none."""
 

@@ -195,6 +195,7 @@ def test_models_that_were_compiled_need_the_cache_no_more(tmp_path: Path, monkey
     torch.testing.assert_close(loaded(x), model(x))
 
 
+@pytest.mark.daily(1)
 def test_stored_graphs_are_used_and_kept_under_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is read is younger than one that was stored after it."""
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "cache"))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def content_of(store: RecordStore) -> set[str]:
     }
 
 
+@pytest.mark.daily(1)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(a=entries, b=entries, c=entries)
 def test_merging_is_a_union(tmp_path_factory: object, a: Entries, b: Entries, c: Entries) -> None:

@@ -140,6 +140,7 @@ def test_truth_values() -> None:
     check_compiled(lambda x: (~x, x.any(), x & x), randn(4, 5) > 0)
 
 
+@pytest.mark.daily(1)
 def test_complex_numbers() -> None:
     """Also conjugates, which PyTorch makes lazily, and gradients."""
     x = torch.randn(4, 5, dtype=torch.complex64)

@@ -62,6 +62,7 @@ class Rotary(nn.Module):
         return as_real(turned * self.scale + self.shift).flatten(2).type_as(x)
 
 
+@pytest.mark.daily(1)
 def test_operators_agree_with_pytorch() -> None:
     """Complex tensors among each other, with real ones and with Python's numbers."""
     check(Functions(), lambda rows: torch.randn(rows, 4, 2), {0: Dim("rows", min=5, max=64)})
@@ -181,6 +182,7 @@ class Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
 
 
+@pytest.mark.daily(1)
 def test_rotary_embeddings_compile_fully(tmp_path: Path) -> None:
     """With the complex factors as an input; also from an artifact."""
     length = Dim("length", min=2, max=64)
@@ -251,6 +253,7 @@ def _of_parts(z: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.daily(1)
 def test_parts_are_moved_and_summed() -> None:
     """Real tensors among complex ones have no imaginary part; nothing is called in PyTorch."""
     z = torch.randn(5, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))

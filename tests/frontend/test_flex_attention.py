@@ -217,6 +217,7 @@ def test_shared_heads_and_batches() -> None:
     same(tkc.compile(model, (q, k, v), kernels="none", database=False)(q, k, v), in_pytorch(model, q, k, v), 1e-5)
 
 
+@pytest.mark.daily(1)
 def test_captured_block_mask() -> None:
     """A mask that is made beforehand is no weight of the compiled model: its function says what is seen."""
     q, k, v = inputs(torch.float32, 2, 12, 20)
@@ -228,6 +229,7 @@ def test_captured_block_mask() -> None:
         same(tkc.compile(program, kernels="none", database=False)(q, k, v), in_pytorch(model, q, k, v), 1e-5)
 
 
+@pytest.mark.daily(1)
 def test_views_of_the_result() -> None:
     """The result lies in the order of the queries', on which a view of it may depend."""
 
@@ -245,6 +247,7 @@ def test_views_of_the_result() -> None:
     assert import_torch(Model({"plain": SCORES["plain"]}), given, dynamic_shapes=DYNAMIC).parameters == {}
 
 
+@pytest.mark.daily(1)
 def test_in_a_branch() -> None:
     """A function of control flow may call it."""
 

@@ -73,6 +73,7 @@ class Filled(nn.Module):
         return [*full, *made, *(each.float() for each in made)]
 
 
+@pytest.mark.daily(1)
 def test_numbers_of_the_model() -> None:
     """Constants are rounded as PyTorch rounds them, too."""
     x = torch.tensor([1.5, 1e9, -1e9, torch.inf, torch.nan, 240.0, 248.0])

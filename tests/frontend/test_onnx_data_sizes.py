@@ -362,6 +362,7 @@ def test_indices_into_as_many_rows_as_data_keep() -> None:
             call(x, np.array(two), np.array([0, bad]))
 
 
+@pytest.mark.daily(1)
 def test_sizes_of_formulas_are_compared() -> None:
     """Sums of convolutions of two data-sized tensors, whose channels are those of the weights in every call."""
     call = compiled("""g (float[1] x, int64[3] a, int64[3] b, float[4, 4, 3] k) => (float[n, 4, m] y) {

@@ -201,6 +201,7 @@ CACHES: dict[str, onnx.ModelProto] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_that_is_empty(name: str) -> None:
     """In a decoder's first call, after which it has positions; no new positions have no results."""
@@ -219,6 +220,7 @@ def test_a_cache_that_is_empty(name: str) -> None:
         np.testing.assert_array_equal(present_v, values)
 
 
+@pytest.mark.daily(1)
 def test_a_cache_of_shared_heads_that_is_empty() -> None:
     """ONNX Runtime's operator of language models: with nothing in the cache it is what it is without one."""
     declared = "float[b, s, 8] q, float[b, s, 4] k, float[b, s, 4] v"

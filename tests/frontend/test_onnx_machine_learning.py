@@ -400,6 +400,7 @@ def vector_machine(classes: int, **changes: Any) -> tuple[dict[str, Any], np.nda
     return {name: value for name, value in (options | changes).items() if value != []}, np.stack(weights, 1)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_probabilities_of_support_vector_machines(classes: int) -> None:
     """The pairs' probabilities are coupled until libsvm stops, of two classes, too; votes decide the class."""
@@ -442,6 +443,7 @@ def test_broken_support_vector_machines_are_refused(changes: dict[str, Any], tol
         compiled(model("SVMClassifier", {"x": ("float32", ["n", 4])}, outputs, **options))
 
 
+@pytest.mark.daily(1)
 def test_transforms_of_support_vector_machines() -> None:
     """Of probabilities and of pairs' decisions; of two classes' one decision as ONNX Runtime transforms it."""
     x = np.random.default_rng(0).normal(size=(9, 4)).astype("float32")

@@ -32,6 +32,7 @@ def test_a_symbolic_length(inverse: int, onesided: int, parts: int) -> None:
         assert_transformed(call(x)[0], signal, expected)
 
 
+@pytest.mark.daily(1)
 def test_a_computed_length_and_axis() -> None:
     """Each axis but the last; signals are cut or filled up, and axes out of range are errors of the call."""
     call = compiled("g (float[N, L, M, 2] x, int64 n, int64 axis) => (float[A, B, C, D] y) { y = DFT(x, n, axis) }")
@@ -64,6 +65,7 @@ def test_frames_of_computed_steps() -> None:
             call(np.zeros((1, 20), "float32"), np.array(step), np.ones(width, "float32"))
 
 
+@pytest.mark.daily(1)
 def test_a_window_and_a_computed_frame_length() -> None:
     """They are one number, given twice; a call with two is an error."""
     call = compiled(
@@ -107,6 +109,7 @@ def test_the_shortest_signal_is_learned_of_its_formula() -> None:
         call(x[:, :3])
 
 
+@pytest.mark.daily(1)
 def test_what_is_not_learned_is_checked_at_the_call() -> None:
     """Of two inputs' sizes, no minimum of one alone is what a frame takes."""
     model = parsed(SHORTEST.replace("PARTS", "z").replace("float[N, M] x", "float[N, M] x, float[N, K] z"))

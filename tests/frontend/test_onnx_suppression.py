@@ -60,6 +60,7 @@ def test_scores_of_any_sign(threshold: float | None) -> None:
         assert found[:, 2].tolist() == expected(boxes, scores.astype("float32"), threshold)
 
 
+@pytest.mark.daily(1)
 def test_nan_is_above_no_threshold() -> None:
     """And changes nothing of the order of the others."""
     boxes = np.array([[0, 0, 1, 1], [0, 0, 1, 1.1], [5, 5, 6, 6], [8, 8, 9, 9]], "float32")[None]

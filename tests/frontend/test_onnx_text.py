@@ -108,6 +108,7 @@ MOVES = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MOVES)
 def test_strings_are_moved(name: str) -> None:
     """As numbers are, in graphs within graphs, too."""

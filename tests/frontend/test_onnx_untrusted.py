@@ -73,6 +73,7 @@ def test_a_hostile_file_is_refused_or_compiled(name: str, tmp_path: Path) -> Non
         assert len(message) < 3000 and "\x1b" not in message and "\0" not in message
 
 
+@pytest.mark.daily(1)
 def test_a_long_chain_is_compiled(tmp_path: Path) -> None:
     """Each function is made of so many of them that the code generator's stack holds them."""
     model = parsed(

@@ -292,6 +292,7 @@ def _with_count(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     return x * 2, _count(x)
 
 
+@pytest.mark.daily(1)
 def test_integers_of_operators_are_sizes() -> None:
     """Which only the call knows; alone, beside tensors, and with those that nothing reads."""
     new_size = lambda: torch.library.get_ctx().new_dynamic_size()  # noqa: E731

@@ -62,6 +62,7 @@ def _all(x: torch.Tensor) -> dict[str, Any]:
     return {name: function(x) for name, function in READ.items()}
 
 
+@pytest.mark.daily(1)
 def test_numbers_are_computed_with_as_python_does() -> None:
     """At several sizes, and with values of either sign."""
     executable = compiled(_all, X, dynamic_shapes=(({0: Dim("rows", min=2, max=100)},),))

@@ -94,6 +94,7 @@ class Projections(nn.Module):
         return self.norms[number] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
+@pytest.mark.daily(1)
 def test_normalizations_quantize_for_scaled_products() -> None:
     """One kernel adds, normalizes and quantizes for all layers that read the result, each of which says it again."""
     torch.manual_seed(0)

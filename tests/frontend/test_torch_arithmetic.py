@@ -158,6 +158,7 @@ def test_sizes_in_arithmetic() -> None:
     check(functions, real(6))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_numbers(dtype: torch.dtype) -> None:
     """What TVM lacks in 16 bits, or computes in them, to the rounding of the result."""

@@ -96,6 +96,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     compare(functions, (_image(2, dtype=dtype),), tolerance=1e-13 if dtype == torch.float64 else 2e-6)
 
 
+@pytest.mark.daily(1)
 def test_sizes_known_at_the_call_and_empty_batches() -> None:
     """Height and width are symbolic; no image at all gives none."""
     weight, transposed = _weight(2, 6, 4), _weight(2, 4, 6)

@@ -178,6 +178,7 @@ def test_functions_of_numbers() -> None:
     _check(NUMBERS, torch.float32, special=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_products(dtype: torch.dtype) -> None:
     """Distances in every norm."""
@@ -195,6 +196,7 @@ def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) ->
     ]
 
 
+@pytest.mark.daily(1)
 def test_bags_of_embeddings() -> None:
     """Empty bags, the last one among them; any number of indices and bags."""
     weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))

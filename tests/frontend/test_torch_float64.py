@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import tkc
 
 
+@pytest.mark.daily(1)
 def test_constants_in_float64() -> None:
     """A Python number keeps its digits, also where it meets a size: no float32 is in between."""
 

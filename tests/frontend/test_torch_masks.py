@@ -36,6 +36,7 @@ def _inputs(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
     return torch.randn(rows, columns, 4), *masks, torch.randn(4)
 
 
+@pytest.mark.daily(1)
 def test_masks_of_any_axes() -> None:
     """The masks' sizes are symbols of their own to PyTorch."""
     torch.manual_seed(0)

@@ -44,6 +44,7 @@ def test_every_layer(dtype: torch.dtype) -> None:
     compare(functions, *calls, tolerance=1e-5, dynamic_shapes=[{0: Dim("batch", min=2, max=8)}])
 
 
+@pytest.mark.daily(1)
 def test_nan_and_empty_batches() -> None:
     """NaN stays in its own row, group or channel; no image gives none."""
     x = torch.randn(2, 6, 4, 5)

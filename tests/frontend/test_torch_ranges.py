@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.frontend.exact_checks import check
@@ -27,6 +28,7 @@ def test_ranges_of_whole_numbers() -> None:
     check(functions, one)
 
 
+@pytest.mark.daily(1)
 def test_ranges_between_tensors() -> None:
     """Ends that are tensors come into the result's dtype first, as numbers do."""
     low, high = torch.tensor(3.7), torch.tensor(50.2, dtype=torch.float64)

@@ -103,6 +103,7 @@ def test_points_of_a_grid(rank: int, padding: str, mode: str) -> None:
     compare(_sampled((padding,), (mode,)), (x, grid), tolerance=2e-5)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rank", [2, 3])
 def test_points_that_are_no_numbers(rank: int) -> None:
     """Where PyTorch's loops agree on what these are; elsewhere they have a NaN, the first pixel, or the last one."""

@@ -54,6 +54,7 @@ def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
             same(executable(x), function(x))
 
 
+@pytest.mark.daily(1)
 def test_a_size_that_is_a_quotient_of_others() -> None:
     """At 0 the formula of an input's size has no value."""
 

@@ -183,6 +183,7 @@ def test_longer_axes_than_kernels_count_are_refused(builder: KernelBuilder) -> N
         kernel.function(*tensors, offsets, tensors[0], counts)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> None:
     """Unaligned views and axes that are too long are named before anything is launched, or a device looked for."""

@@ -80,6 +80,7 @@ def test_cpu_gated_kernels_agree_with_pytorch(builder: KernelBuilder, layout: st
         check(kernels, parameters, sizes, rest, "cpu")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("rows", "gated"), [("int32", None), ("int64", "silu")])
 def test_cpu_kernels_fetch_rows_by_number(builder: KernelBuilder, rows: str, gated: str | None) -> None:
     """Rows come from where their numbers say, several from one token; numbers out of bounds mean the last or first."""

@@ -110,6 +110,7 @@ def test_other_gpus_gather_windows(architecture: str) -> None:
     assert [found.rule for found in report.substitutions] == ["matmul"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_windows_beyond_two_gigabytes_are_not_written_down() -> None:
     """An image decoder's last layer."""

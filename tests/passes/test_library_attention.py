@@ -96,6 +96,7 @@ def test_other_numbers_of_keys(is_causal: bool) -> None:
         _check(executable, function, _tensors(*counts))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("function", "keys", "options"),
     [

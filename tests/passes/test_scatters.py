@@ -208,6 +208,7 @@ def test_many_on_a_gpu(kernels: str) -> None:
         torch.testing.assert_close(found.cpu(), function(x, i, v), rtol=0, atol=0)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ["index_add", "scatter", "messages of a graph"])
 def test_many_are_sorted_for_a_gpu(name: str) -> None:

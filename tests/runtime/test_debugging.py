@@ -51,6 +51,7 @@ def test_a_model_without_fault(model: Path) -> None:
     assert all(node.bound < 1e-4 for node in found.nodes)
 
 
+@pytest.mark.daily(1)
 def test_a_converter_with_a_fault(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node is named, and not those after it; the command says so, too."""
 
@@ -67,6 +68,7 @@ def test_a_converter_with_a_fault(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "first node that differs" in shown and "aten.tanh" in shown
 
 
+@pytest.mark.daily(1)
 def test_a_fault_of_several_nodes_together(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that is wrong where one node reads another is found although each node is right by itself."""
     from tkc import pipeline

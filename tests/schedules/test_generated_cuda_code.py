@@ -100,6 +100,7 @@ class _Tokens(torch.nn.Module):
         return (torch.cat((*tokens, patches), 1) + self.positions).flatten(0, 1)  # rows for a matmul
 
 
+@pytest.mark.daily(1)
 def test_copies_of_a_few_elements_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """TVM simplifies these tokens' places wrongly. Where that is kept from it, a thread's copies in registers would
     have the size of what they are made from, and no launch has so much local memory."""

@@ -192,6 +192,7 @@ def test_a_record_of_the_same_anchor_serves_another_epilogue(rows: int | tirx.Va
             assert error(_run(scheduled, [x, weight, bias], (n, 48)), (x @ weight + bias).relu()) < 1e-5
 
 
+@pytest.mark.daily(1)
 def test_records_of_several_sizes_are_dispatched_on() -> None:
     """A symbolic function takes at each size the record that was measured nearest."""
     rows = size("n")

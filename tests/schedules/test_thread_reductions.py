@@ -174,6 +174,7 @@ def test_on_a_gpu(name: str) -> None:
         torch.testing.assert_close(executable(x, weight).double(), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", ["int64", "float32"])
 def test_positions_are_reduced_by_the_first_model_of_a_process(dtype: str) -> None:
     """TVM has to be told of such reductions, once; it was by what only code generation imported."""

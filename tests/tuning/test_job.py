@@ -133,6 +133,7 @@ def test_a_new_job_uses_old_records_with_a_new_budget(cpu: tvm.target.Target, tm
     assert progress.gain == pytest.approx(4)
 
 
+@pytest.mark.daily(1)
 def test_records_of_a_like_function_make_the_first_candidates(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """The best tiling of a product, on a product with more rows."""
     records = RecordsInMemory()
@@ -164,6 +165,7 @@ def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
     assert len(records.kept) == kept
 
 
+@pytest.mark.daily(1)
 def test_a_default_that_failed_is_measured_by_the_next_job(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """At its size, of the static and of the symbolic function, and nothing else is."""
     records, failed = RecordsInMemory(), Measurement(error="run: took longer than 30 s")
@@ -192,6 +194,7 @@ def test_a_search_leaves_time_for_symbolic_sizes(cpu: tvm.target.Target, tmp_pat
     file.close()
 
 
+@pytest.mark.daily(1)
 def test_an_interrupted_job_leaves_records_of_the_symbolic_function(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """Those of single sizes alone serve no compilation: what is best is tried at every size as soon as it is known."""
 
@@ -236,6 +239,7 @@ class SlowMeasurer(ScriptedMeasurer):
             yield answer
 
 
+@pytest.mark.daily(1)
 def test_minutes_count_what_was_before_the_job(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """All of them are used, and no more; the job's end says what the model's import took."""
     minutes, before = 0.15, 3.0

@@ -74,6 +74,7 @@ def test_one_bad_candidate_costs_no_other_its_measurement(measurer: Measurer) ->
     assert results[3].error.startswith("build: ")
 
 
+@pytest.mark.daily(1)
 def test_a_symbolic_function_is_built_once_for_all_sizes(measurer: Measurer, monkeypatch: pytest.MonkeyPatch) -> None:
     """And runs longer at the larger one."""
     func = AnyRows["product"]
@@ -120,6 +121,7 @@ def test_a_failed_call_costs_its_process_and_no_more() -> None:
     assert len({first, second, third}) == 3
 
 
+@pytest.mark.daily(1)
 def test_processes_are_replaced_before_leaks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a number of uses."""
     monkeypatch.setattr("tkc.schedules.tuning.workers._USES", 2)

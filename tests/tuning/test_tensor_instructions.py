@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.daily(1)
 def test_one_target_after_another() -> None:
     """In a process of its own, since they stay registered."""
     program = (

@@ -150,6 +150,7 @@ def test_the_best_of_a_job_is_what_a_compilation_takes(tmp_path: Path) -> None:
     torch.testing.assert_close(executable(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.daily(1)
 def test_a_file_whose_operators_pytorch_computes(tmp_path: Path) -> None:
     """What is around them is tuned, as it is compiled."""
 
