@@ -5,7 +5,6 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
 from tkc.kernels.grouped_matmul import persistent
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
@@ -15,6 +14,7 @@ from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.raster import tile_at
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
@@ -48,7 +48,7 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[0]
         with T.Kernel(column_tiles * slots(p, c.block_m, m), threads=c.threads) as block:
-            column_tile, slot = coordinates(block, column_tiles)
+            slot, column_tile = tile_at(block, slots(p, c.block_m, m), column_tiles)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)

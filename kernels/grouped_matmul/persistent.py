@@ -171,7 +171,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             staged = staging(STORES_IN_FLIGHT, c.block_m, c.stored_columns(), p.dtype)
             source = T.alloc_local((shape.copies,), "int32")
             counts = tile_counts(p)
-            place = T.alloc_local((2,), "int32")
+            place = T.alloc_local((3,), "int32")
             stages = ring(c.stages, shape.roles.consumers)
             slices = T.alloc_var("int32", 0)
             done = T.alloc_var("int32", 0)
@@ -193,7 +193,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
 def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref) -> None:
     """Producer: every tile's slices of the weights and of the rows, which threads gather or TMA loads.
 
-    ``place [2]`` is the tile's group and its number there, ``source [copies]`` the rows that a thread copies from,
+    ``place [3]`` is the tile's group, its row and its column there, ``source [copies]`` the rows that a thread copies from,
     ``slices`` how many the tile has, and ``done`` those of the tiles before: zero at first.
     """
     s, p, c = k.shape, k.shape.p, k.shape.c
@@ -202,9 +202,8 @@ def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref)
     past = T.alloc_var("int32")
     release_registers(s.roles, 0)
     for turn in T.serial(k.turns):
-        tile = k.schedule.tile(turn)
-        column = tile % s.column_tiles * c.block_n
-        find_tile(k.counts, tile // s.column_tiles, place)
+        find_tile(k.counts, k.schedule.tile(turn), s.column_tiles, place)
+        column = place[2] * c.block_n
         row = start(k.tensors.offsets, place[0]) + place[1] * c.block_m
         past = end(p, k.tensors.offsets, place[0], k.tensors.out.shape[0])
         slices = T.if_then_else(place[0] < p.groups, s.steps, 0)
@@ -275,15 +274,14 @@ def _compute(k: _Kernel, warpgroup: int) -> None:
     ups = T.alloc_fragment((s.rows, k.staging.width), "float32")
     own = _Rows(slice(top, top + s.rows), sums, ups)
     multiply = T.wgmma_gemm if s.by_wgmma else T.gemm
-    place = T.alloc_local((2,), "int32")
+    place = T.alloc_local((3,), "int32")
     row = T.alloc_var("int32")
     past = T.alloc_var("int32")
     slices = T.alloc_var("int32", 0)
     done = T.alloc_var("int32", 0)
     for turn in T.serial(k.turns):
-        tile = k.schedule.tile(turn)
-        column = tile % s.column_tiles * c.block_n
-        find_tile(k.counts, tile // s.column_tiles, place)
+        find_tile(k.counts, k.schedule.tile(turn), s.column_tiles, place)
+        column = place[2] * c.block_n
         row = start(k.tensors.offsets, place[0]) + place[1] * c.block_m + top
         past = end(p, k.tensors.offsets, place[0], k.tensors.out.shape[0])
         slices = T.if_then_else(place[0] < p.groups, s.steps, 0)

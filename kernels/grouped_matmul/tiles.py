@@ -6,6 +6,7 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.raster import tile_at
 from tkc.kernels.target import WARP
 
 
@@ -93,20 +94,31 @@ def number_of_tiles(counts: TileCounts) -> PrimExpr:
 
 
 @T.macro
-def find_tile(counts: TileCounts, tile: PrimExpr, place: Buffer) -> None:
-    """Set ``place`` to the group that a tile lies in, and to the tile's number there."""
-    owner = T.call_pure_extern("int32", "__ffs", T.cast(T.ballot(counts.through[0] > tile), "uint32")) - 1
+def find_tile(counts: TileCounts, tile: PrimExpr, column_tiles: int, place: Buffer) -> None:
+    """Set ``place [3]`` to the group that a tile lies in, and to the tile's row and column there, counted in tiles.
+
+    All tiles of one group come before those of the next, in the order of :mod:`tkc.kernels.raster`: with a row of tiles
+    after the other, the weights of a large group would be read from memory for each.
+    """
+    rows = tile // column_tiles
+    owner = T.call_pure_extern("int32", "__ffs", T.cast(T.ballot(counts.through[0] > rows), "uint32")) - 1
     before = T.alloc_var("int32")
     here = T.alloc_var("int32")
+    height = T.alloc_var("int32", 1)
     passing = T.alloc_var("bool", True)
     before = counts.through[0]
     for i in T.unroll(counts.per_lane):
         before -= counts.own[i]
     place[0] = owner * counts.per_lane
-    place[1] = tile - T.shfl_sync(before, owner)
+    place[1] = rows - T.shfl_sync(before, owner)
     for i in T.unroll(counts.per_lane):
         here = T.shfl_sync(counts.own[i], owner)
+        if passing:
+            height = here
         passing = T.And(passing, place[1] >= here)
         if passing:
             place[0] += 1
             place[1] -= here
+    row, column = tile_at(place[1] * column_tiles + tile % column_tiles, height, column_tiles)
+    place[2] = column
+    place[1] = row

@@ -246,6 +246,6 @@ def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: Grou
     generator = torch.Generator().manual_seed(1)
     scattered = torch.randint(groups, (1021,), generator=generator).bincount(minlength=groups).tolist()
     alone, uneven = [0] * groups, [37 * (g % 4) for g in range(groups)]
-    alone[groups // 2] = 513
+    alone[groups // 2] = 1201  # more tiles than a band of them has rows
     for sizes, rest in ((scattered, 0), (alone, 0), (uneven, 300), ([0] * groups, 1), ([1] * groups, 17)):
         check(kernels, parameters, sizes, rest, "cuda")
