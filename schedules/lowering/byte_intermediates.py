@@ -5,6 +5,8 @@ TVM 0.25 makes wider floats of them, and then fails on the bits that are stored 
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from tvm import tirx
 from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
@@ -58,7 +60,7 @@ def _as_bytes(buffer: tirx.Buffer, data: tirx.Var | None = None) -> tirx.Buffer:
     )  # fmt: skip
 
 
-def _is_call(node: object, op: Op) -> bool:
+def _is_call(node: object, op: Op) -> TypeGuard[tirx.Call]:
     return isinstance(node, tirx.Call) and node.op.same_as(op)
 
 
