@@ -43,6 +43,13 @@ FORMATS = {
     "float8_e5m2fnuz": Float8(mantissa=2, bias=16, largest=0x7F, nan=0x80, one_zero=True),
 }
 _SCALE = "float8_e8m0fnu"  # a power of two: an exponent and nothing else
+_CALCULATIONS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "abs", "isnan", "isinf", "isfinite",
+        "matmul",
+    )
+)  # fmt: skip
 
 
 @cache
@@ -61,6 +68,9 @@ def overflow_codes(dtype: str) -> tuple[int, int]:
 class LowerFloat8Casts:
     """Replaces every ``astype`` from or to an 8-bit float, for a CPU, by a function that computes the bits.
 
+    What multiplies or compares 8-bit floats, or asks what they are, does so in float32, on every device: TVM has no
+    code for it.
+
     Numbers are rounded to the nearest, ties to even. What is too large becomes what PyTorch makes of it
     (:func:`overflow_codes`). Other devices convert in hardware.
 
@@ -71,9 +81,30 @@ class LowerFloat8Casts:
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the casts spelled out."""
         target = tvm.target.Target.current(allow_none=True)
+        module = rewritten(module, _Widening)
         if target is not None and target.kind.name != "llvm":
             return module
         return rewritten(module, _Lowering)
+
+
+@mutator
+class _Widening(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not (isinstance(call.op, Op) and call.op.name in _CALCULATIONS):
+            return call
+        if not any(_is_float8(arg) for arg in call.args):
+            return call
+        wide = [self.builder_.emit(relax.op.astype(arg, "float32")) if _is_float8(arg) else arg for arg in call.args]
+        product = call.op.name == "relax.matmul"
+        result = self.builder_.normalize(relax.op.matmul(*wide) if product else relax.Call(call.op, wide, call.attrs))
+        dtype = call.struct_info.dtype
+        return result if result.struct_info.dtype == dtype else relax.op.astype(self.builder_.emit(result), dtype)
+
+
+def _is_float8(expr: relax.Expr) -> bool:
+    sinfo = expr.struct_info
+    return isinstance(sinfo, relax.TensorStructInfo) and sinfo.dtype.startswith("float8")
 
 
 @mutator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.lowering import failure_search
 from tkc.compiler.options import CompileOptions, Observer, calls_libraries, checked_in_graph
-from tkc.compiler.source import check_strings
+from tkc.compiler.source import check_target
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, imported_entries
@@ -67,7 +67,7 @@ def imported_by_name(
                     read_state=read_state,
                     exchangeable=settings.exchangeable_weights,
                 )
-                return check_strings(found, target)
+                return check_target(found, target)
             except (UsageError, UnsupportedModelError) as error:
                 raise type(error)(f"entry {name!r}: {error}") from error
 

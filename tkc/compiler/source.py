@@ -36,7 +36,7 @@ class ModelSource:
         runner = StageRunner(settings.observer, settings.dump, search, settings.verify)
         return runner, runner.run(
             "import",
-            lambda: check_strings(
+            lambda: check_target(
                 import_model(
                     self.model,
                     self.example_args,
@@ -55,11 +55,37 @@ class ModelSource:
         )
 
 
-def check_strings(imported: ImportedModel, target: Target) -> ImportedModel:
-    """The model; :class:`tkc.UnsupportedModelError` for one that computes with strings, and a target without these."""
+def check_target(imported: ImportedModel, target: Target) -> ImportedModel:
+    """The model; :class:`tkc.UnsupportedModelError` for one with values that ``target`` has no code for."""
+    if target.is_cuda:
+        _check_strings(imported)
+        _check_float8(imported)
+    return imported
+
+
+def _check_float8(imported: ImportedModel) -> None:
+    """``fnuz`` floats, which CUDA's headers and TVM's code for it lack, may only be passed on as they are."""
+    from tvm import relax
+
+    functions = [each for each in imported.module.functions.values() if isinstance(each, relax.Function)]
+    for block in (block for function in functions for block in function.body.blocks):
+        for binding in block.bindings:
+            calls: list[object] = []
+            relax.analysis.post_order_visit(binding.value, calls.append)
+            values = [each for call in calls if isinstance(call, relax.Call) for each in (call, *call.args)]
+            dtypes = [getattr(each.struct_info_, "dtype", "") for each in values]
+            if missing := [dtype for dtype in dtypes if dtype.endswith("fnuz")]:
+                raise UnsupportedModelError(
+                    f"{imported.sources.get(binding.var.name_hint, binding.var.name_hint)} computes with {missing[0]}, "
+                    f"for which CUDA has no code. Use {'float8_e4m3fn' if 'e4m3' in missing[0] else 'float8_e5m2'} "
+                    "instead, or compile for target='cpu'."
+                )
+
+
+def _check_strings(imported: ImportedModel) -> None:
     signature = imported.signature
-    if signature.strings is None or not target.is_cuda:
-        return imported
+    if signature.strings is None:
+        return
     named = [spec.name for spec in (*signature.inputs, *signature.outputs) if spec.is_text]
     raise UnsupportedModelError(
         f"The model computes with strings ({', '.join(named[:5]) or 'inside of it'}), and string operators run on the "
