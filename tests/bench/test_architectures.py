@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 
 from tkc.bench import architectures, model
 from tkc.bench.architecture_inputs import FAMILIES, PIXELS, Size
@@ -68,11 +68,37 @@ def test_jobs_are_given_to_other_processes() -> None:
 def test_options_are_those_of_the_configurations() -> None:
     """A name that transformers does not know would be kept, and change nothing."""
     undeclared = {"head_dim", "norm_rel_ebd", "position_buckets", "share_att_key"}  # read where there are some
+    undeclared |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # as generation does, of whatever model
     for name, architecture in ARCHITECTURES.items():
         assert architecture.model_type == name and architecture.family in FAMILIES
         config = AutoConfig.for_model(name)
         unknown = set(architecture.options) - set(config.to_dict()) - set(config.attribute_map) - undeclared
         assert not unknown, f"{name} has no options {sorted(unknown)}"
+
+
+def test_ends_of_branches_are_modules() -> None:
+    """Those that an architecture names stand in it, and have something to shrink."""
+    for architecture in ARCHITECTURES.values():
+        if architecture.branch_ends:
+            with torch.device("meta"):
+                model = AutoModel.from_config(AutoConfig.for_model(architecture.model_type, **architecture.options))
+            for end in architecture.branch_ends:
+                found = [module for name, module in model.named_modules() if name.endswith(end)]
+                assert found and all(isinstance(module.weight, torch.nn.Parameter) for module in found), end
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2", "levit", "swinv2"])
+def test_rounding_stays_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own bfloat16 result is near its float32 one, so that an error says something of who made it."""
+    sizes = (Size(2, height=PIXELS, width=PIXELS),) * 3
+    monkeypatch.setitem(FAMILIES, "vision", replace(FAMILIES["vision"], sizes=sizes))
+    case = ARCHITECTURES[name].benchmarked(CPU, torch.bfloat16)
+    tracked = [value for key, value in case.model.named_buffers() if key.endswith("num_batches_tracked")]
+    assert all(value == 1 for value in tracked) and not any(module.training for module in case.model.modules())
+    with torch.no_grad():
+        rounded = case.model(**case.kwargs)[0].float()
+        exact = case.model.float()(pixel_values=case.kwargs["pixel_values"].float())[0]
+    assert torch.linalg.vector_norm(rounded - exact) < 0.02 * torch.linalg.vector_norm(exact)
 
 
 @pytest.mark.daily(1)

@@ -16,6 +16,7 @@ PIXELS = 224
 
 _SAMPLES = 160_000  # ten seconds of sound
 _FRAMES = 3000  # of a spectrogram: 30 seconds
+_SPECTROGRAM = (1024, 128)  # frames, of which models have learned positions, and frequencies
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def _speech_translator_inputs(size: Size, device: torch.device, dtype: torch.dty
     return {"input_features": features, **_decoded(size, device)}
 
 
+def _speech_transcriber_inputs(size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    features = torch.randn(size.batch, _FRAMES, 80, device=device, dtype=dtype)
+    return {"input_features": features, **_decoded(size, device)}
+
+
 def _decoded(size: Size, device: torch.device) -> dict[str, Any]:
     return {"decoder_input_ids": _tokens(size.batch, size.decoded, device), "use_cache": False}
 
@@ -102,6 +108,10 @@ def _vision_inputs(size: Size, device: torch.device, dtype: torch.dtype) -> dict
 
 def _sound_inputs(size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     return {"input_values": torch.randn(size.batch, size.samples, device=device, dtype=dtype)}
+
+
+def _spectrogram_inputs(size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    return {"input_values": torch.randn(size.batch, *_SPECTROGRAM, device=device, dtype=dtype)}
 
 
 def _image_words(size: Size) -> str:
@@ -138,6 +148,12 @@ FAMILIES = {
         _speech_translator_inputs,
         {"input_features": ("batch",), **_DECODED_AXES},
     ),
+    "speech-transcriber": Family(
+        (Size(1, decoded=1), Size(3, decoded=7), Size(8, decoded=128)),
+        lambda size: f"{size.batch} × {_FRAMES:,} frames to {size.decoded} tokens",
+        _speech_transcriber_inputs,
+        {"input_features": ("batch",), **_DECODED_AXES},
+    ),
     "vision": Family(
         (
             Size(1, height=PIXELS, width=PIXELS),
@@ -153,6 +169,12 @@ FAMILIES = {
         lambda size: f"{size.batch} × {size.samples:,} samples",
         _sound_inputs,
         {"input_values": ("batch", "samples")},
+    ),
+    "spectrogram": Family(
+        (Size(1), Size(3), Size(8)),
+        lambda size: f"{size.batch} × {_SPECTROGRAM[0]:,} frames",
+        _spectrogram_inputs,
+        {"input_values": ("batch",)},
     ),
 }
 """By what :class:`tkc.bench.architectures.Architecture` names them."""

@@ -131,15 +131,15 @@ def image_model(name: str, config: Any, device: torch.device, dtype: torch.dtype
     return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 0), shapes, inputs)
 
 
-def tell_tokens_apart(model: nn.Module) -> None:
-    """Make embeddings as large as what layers add to them, as training does.
+def tell_tokens_apart(model: nn.Module, deviation: float = 1.0) -> None:
+    """Make embeddings as large as what layers add to them, or larger, as training does.
 
     With those that transformers begins training with, all that differs between tokens is small beside what attention
     adds to each, the mean of random values, so that they become one another: in the fourth layer of Qwen3-30B-A3B's
     shape the mean cosine of 64 tokens is 0.84, and 31 of 128 experts get all of them. With these it is 0.36, and 88 do
     (109 in the mean of four layers), which is what experts are trained for and what decides how many weights are read.
     """
-    nn.init.normal_(model.get_input_embeddings().weight)  # type: ignore[operator]  # an embedding of tensors
+    nn.init.normal_(model.get_input_embeddings().weight, std=deviation)  # type: ignore[operator]  # an embedding of tensors
 
 
 def initialized(
