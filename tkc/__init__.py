@@ -14,6 +14,7 @@ from tkc.errors import (
     CacheError,
     Error,
     ForkError,
+    IndexInputError,
     InputError,
     InternalError,
     KernelBuildError,
@@ -23,6 +24,7 @@ from tkc.errors import (
     TuningStoppedError,
     UnsupportedModelError,
     UsageError,
+    ValueInputError,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ __all__ = [
     "Error",
     "Executable",
     "ForkError",
+    "IndexInputError",
     "InputError",
     "InternalError",
     "KernelBuildError",
@@ -59,6 +62,7 @@ __all__ = [
     "TuningStoppedError",
     "UnsupportedModelError",
     "UsageError",
+    "ValueInputError",
     "compile",
     "converter",
     "debug",

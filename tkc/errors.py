@@ -23,6 +23,15 @@ class InputError(Error):
     """Inputs that do not fit a compiled model's signature: count, shape, dtype, device, or a size out of range."""
 
 
+class IndexInputError(InputError, IndexError):
+    """Inputs that make a model index out of range: an ``IndexError``, as it is in PyTorch."""
+
+
+class ValueInputError(InputError, RuntimeError):
+    """Inputs of which something does not hold that a model asserts, or by which it divides integers by zero: a
+    ``RuntimeError``, as it is in PyTorch."""
+
+
 class TargetError(Error):
     """A target that does not exist, or that lacks its compiler or device on this machine."""
 

@@ -1,4 +1,4 @@
-"""Gives what branches and loop bodies return memory of its own."""
+"""Gives what branches and loop bodies return, and what a model returns of constants, memory of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ class OwnResults:
     what was handed over, and updates in place write into it. A tensor that a function writes into in place is the
     exception: the state of a loop that it is stays where it is.
 
+    Of the model's own results those are copied that lie in memory of a constant, such as ``torch.arange(3)`` is: who
+    calls the model may write into them, and the next call has to return the constant again. A weight that a model
+    returns is itself, as in PyTorch.
+
     Runs when operators have become functions, which alone compute: all else only names memory. Branches and bodies of
     what nothing reads are gone then, and go.
     """
@@ -33,15 +37,16 @@ class OwnResults:
             # Others are groups of operators, which fusion made.
             if isinstance(function, relax.Function) and GLOBAL_SYMBOL in (function.attrs or {})
         }
-        if len(functions) == 1:
-            return module
         called = _called(module, functions)
         unread = functions.keys() - {name.name_hint for name in called}
         kept = {name: function for name, function in module.functions_items() if name.name_hint not in unread}
         builder = relax.BlockBuilder(IRModule(kept, attrs=module.attrs, global_infos=module.global_infos))
         for name in called:
-            if name.name_hint != MAIN:
-                builder.update_func(name, _with_own_results(builder, module[name]))
+            change = _with_own_constants if name.name_hint == MAIN else _with_own_results
+            changed = change(builder, module[name])
+            if len(functions) == 1 and changed.same_as(module[name]):
+                return module
+            builder.update_func(name, changed)
         return relax.transform.Normalize()(builder.get())
 
 
@@ -63,16 +68,35 @@ def _called(module: IRModule, functions: dict[str, GlobalVar]) -> dict[GlobalVar
     return found
 
 
+def _with_own_constants(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
+    blocks = function.body.blocks
+    values = _values(function)
+    end = blocks[-1].bindings[-1] if blocks and blocks[-1].bindings else None
+    if end is None or not isinstance(end, relax.VarBinding):
+        return function
+    are_several = isinstance(end.value, relax.Tuple)
+    made: dict[relax.Expr, relax.VarBinding] = {}
+
+    def own(result: relax.Expr) -> relax.Expr:
+        if not isinstance(_memory(result, values), relax.Constant):
+            return result
+        if result not in made:
+            made[result] = relax.VarBinding(_new(blocks[-1], result), copy_of(builder, result))
+        return made[result].var
+
+    if are_several:
+        value: relax.Expr = relax.Tuple([own(field) for field in end.value.fields])
+        bindings = [*blocks[-1].bindings[:-1], *made.values(), relax.VarBinding(end.var, value)]
+    elif isinstance(_memory(end.var, values), relax.Constant):
+        constant = _new(blocks[-1], end.var)
+        made[constant] = relax.VarBinding(end.var, copy_of(builder, constant))
+        bindings = [*blocks[-1].bindings[:-1], relax.VarBinding(constant, end.value), made[constant]]
+    return _ending(function, bindings) if made else function
+
+
 def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
-    values = {
-        binding.var: binding.value
-        for block in function.body.blocks
-        for binding in block.bindings
-        if isinstance(binding, relax.VarBinding | relax.MatchCast)
-    }
+    values = _values(function)
     last = function.body.blocks[-1]
-    # Of few operators no dataflow block is made; outside of one there are no variables of dataflow.
-    variable = relax.DataflowVar if isinstance(last, relax.DataflowBlock) else relax.Var
     end = last.bindings[-1]
     if not isinstance(end.value, relax.Tuple):
         return function  # the results of another function are all that it returns
@@ -85,14 +109,34 @@ def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> 
             if memory in values and memory not in held:
                 held.add(memory)
             else:
-                copy = variable("copy", result.struct_info)
+                copy = _new(last, result)
                 copies.append(relax.VarBinding(copy, copy_of(builder, result)))
                 result = copy
         results.append(result)
     if not copies:
         return function
-    block = type(last)([*last.bindings[:-1], *copies, relax.VarBinding(end.var, relax.Tuple(results))])
-    body = relax.SeqExpr([*function.body.blocks[:-1], block], function.body.body)
+    return _ending(function, [*last.bindings[:-1], *copies, relax.VarBinding(end.var, relax.Tuple(results))])
+
+
+def _values(function: relax.Function) -> dict[relax.Var, relax.Expr]:
+    return {
+        binding.var: binding.value
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.VarBinding | relax.MatchCast)
+    }
+
+
+def _new(block: relax.BindingBlock, value: relax.Expr) -> relax.Var:
+    # Of few operators no dataflow block is made; outside of one there are no variables of dataflow.
+    variable = relax.DataflowVar if isinstance(block, relax.DataflowBlock) else relax.Var
+    return variable("copy", value.struct_info)
+
+
+def _ending(function: relax.Function, bindings: list[relax.Binding]) -> relax.Function:
+    """``function`` with these ``bindings`` in its last block."""
+    blocks = function.body.blocks
+    body = relax.SeqExpr([*blocks[:-1], type(blocks[-1])(bindings)], function.body.body)
     return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
 
 

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.dynamo.comparing import check_compiled, check_same
 from tkc.dynamo.backend import tkc
+from tkc.errors import InputError, UnsupportedModelError
 
 randn = torch.randn
 
@@ -175,6 +176,56 @@ def test_one_compilation_serves_every_integer() -> None:
             check_same((x + n, n * 3 - 1, x.sum() * n), call(x, n))
 
 
+@pytest.mark.daily(1)
+def test_integers_that_no_size_stands_for(warned: list[str]) -> None:
+    """A call runs in PyTorch, or a graph that is traced with one, and one warning says so; writes are done once."""
+
+    def function(x, n):
+        x.add_(n)
+        return x * 2, x[0]
+
+    call = compiled(function, dynamic=True)
+    for numbers in ((5, 2**62, -7, 2**62 + 7), (-(2**63), 3)):
+        warned.clear()
+        x = torch.tensor([1, 2])
+        y = x.clone()
+        for n in numbers:
+            check_same(function(x, n), call(y, n))
+        check_same(x, y)
+        assert len(warned) == 1 and "is an input, and beyond those that a size can stand for" in warned[0]
+        torch._dynamo.reset()
+    strict = torch.compile(function, backend=tkc, dynamic=True, options={"fallback": False})
+    strict(torch.tensor([1, 2]), 5)
+    with pytest.raises(UnsupportedModelError, match="beyond those that a size"):
+        strict(torch.tensor([1, 2]), 2**62)
+
+
+def test_constants_that_are_returned_are_new_in_each_call() -> None:
+    """What a caller writes into one call's is not in the next one's."""
+
+    def function(x):
+        return torch.tensor([1, 2]), torch.arange(3), torch.arange(6).view(2, 3).t(), torch.tensor(2.5), x
+
+    call, x = compiled(function), randn(2)
+    for _ in range(2):
+        results = call(x)
+        check_same(function(x), results)
+        for result in results[:-1]:
+            result.add_(7)
+
+
+@pytest.mark.daily(1)
+def test_results_of_sizes_that_data_decides_lie_as_in_pytorch() -> None:
+    """Indices of ``nonzero`` lie axis by axis, and so does what is computed of them."""
+
+    def function(x):
+        places, chosen = x.nonzero(), x[x > 0]
+        return places, places * 2, places.t() + 1, chosen[:, None] * torch.ones(3), chosen.expand(2, -1) + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check_compiled(function, torch.tensor([[1.0, 0.0, -2.0], [3.0, 4.0, 0.0]]))
+
+
 def test_a_graph_of_integers_alone() -> None:
     """Nothing is left to compile, and nothing is refused."""
     check_compiled(lambda x, n: (n * 2, x.shape[0] + n), randn(5), 7, dynamic=True)
@@ -319,6 +370,73 @@ def test_flex_attention() -> None:
 
     with torch.no_grad():
         check_compiled(function, q, k, v, document)
+
+
+@pytest.mark.daily(1)
+def test_regions_that_are_compiled_once() -> None:
+    """``nested_compile_region``, whose calls are computed in place, one within another, with gradients."""
+    layer = nn.Linear(4, 4)
+
+    @torch.compiler.nested_compile_region
+    def inner(x):
+        return layer(x).relu(), x.sum(0)
+
+    @torch.compiler.nested_compile_region
+    def outer(x):
+        y, total = inner(x)
+        return y + total
+
+    check_compiled(lambda x: outer(outer(x)), randn(2, 4).requires_grad_())
+
+
+@pytest.mark.daily(1)
+def test_factorizations_check_their_errors() -> None:
+    """As PyTorch's own error; the operators that check have an order, by tokens."""
+    call = compiled(lambda x: (torch.linalg.cholesky(x) * 2, torch.linalg.inv(x + 1)))
+    x = torch.eye(3) * 4
+    check_same((torch.linalg.cholesky(x) * 2, torch.linalg.inv(x + 1)), call(x), strides=False)
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        call(-x)
+
+
+class _OwnError(Exception):
+    pass
+
+
+def test_what_called_operators_raise() -> None:
+    """As it was raised, with a note of where; later calls work."""
+
+    @torch.library.custom_op("tkc_test::raising", mutates_args=())
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        if x[0] < 0:
+            raise _OwnError("negative")
+        return x * 2
+
+    raising.register_fake(torch.empty_like)
+    call, x = compiled(lambda x: raising(x) + 1), torch.ones(2)
+    check_same(x * 2 + 1, call(x))
+    with pytest.raises(_OwnError, match="negative") as raised:
+        call(-x)
+    assert "tkc_test::raising" in "".join(raised.value.__notes__)
+    check_same(x * 2 + 1, call(x))
+
+
+@pytest.mark.daily(1)
+def test_bad_numbers_raise_as_in_pytorch() -> None:
+    """Indices an ``IndexError``, assertions and divisions by zero a ``RuntimeError``."""
+
+    def checked(x):
+        torch._assert_async(x.sum() > 0, "negative")
+        return x + 1
+
+    for function, arguments, kind in (
+        (lambda x, i: x[i] + 1, (randn(3), torch.tensor([3])), IndexError),
+        (lambda x, y: x // y, (torch.tensor([1]), torch.tensor([0])), RuntimeError),
+        (checked, (-torch.ones(2),), RuntimeError),
+    ):
+        with pytest.raises(kind) as raised:
+            compiled(function)(*arguments)
+        assert isinstance(raised.value, InputError)
 
 
 def test_operators_that_are_called_in_place() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.dynamo.comparing import check_compiled, check_same
 from tkc.dynamo.backend import tkc
@@ -49,6 +50,20 @@ def test_a_transformer_layer() -> None:
     """Attention with dropout, whose numbers are drawn in the order of memory."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     check_compiled(layer, torch.randn(2, 5, 16, requires_grad=True))
+
+
+@pytest.mark.daily(1)
+def test_checkpoints_with_random_numbers() -> None:
+    """The backward pass computes anew what the checkpoint holds, with the numbers that the forward pass drew."""
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.GELU())
+
+    def region(x):
+        return layer(x) + torch.rand_like(x) * x
+
+    def function(x):
+        return checkpoint(region, x, use_reentrant=False) + x, torch.rand(2)
+
+    check_compiled(function, torch.randn(3, 4, requires_grad=True))
 
 
 def test_weights_that_change() -> None:

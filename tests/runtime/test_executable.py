@@ -183,3 +183,26 @@ def test_cuda_code_compiles_without_a_gpu_but_does_not_run(model: torch.nn.Modul
     assert all(module.kind != "cuda" or module.inspect_source("cuda") == "" for module in code.imports)
     with pytest.raises(tkc.TargetError, match="cannot run here"):
         executable(torch.randn(4, 64).bfloat16())
+
+
+@pytest.mark.daily(1)
+def test_constants_that_are_returned_are_new_in_each_call() -> None:
+    """One alone, views and several of them; what a caller writes into them is not in the next call's."""
+
+    class Constants(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            places = torch.arange(3)
+            return torch.arange(6).view(2, 3), torch.arange(4.0).view(2, 2).t(), places, places, x + 1
+
+    class One(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.arange(6).view(2, 3)
+
+    x = torch.ones(2)
+    for model in (Constants(), One()):
+        compiled = tkc.compile(model, (x,))
+        for _ in range(2):
+            found = compiled(x)
+            torch.testing.assert_close(found, model(x))
+            for tensor in torch.utils._pytree.tree_leaves(found):
+                tensor.fill_(77)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,9 +14,10 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import ShortenTraceback
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition, must_recompute
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from tkc.api import compile as compile_model
 from tkc.dynamo.graph import CompiledGraph, boxed
@@ -23,6 +25,7 @@ from tkc.dynamo.options import Settings, settings_of
 from tkc.dynamo.program import GraphProgram, graph_program
 from tkc.dynamo.store import stored
 from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.torch.callable_operators import is_random
 from tkc.runtime.executable import Executable
 from tkc.targets import resolve_target
 
@@ -60,10 +63,22 @@ def tkc(
         f"{kind}_compiler": functools.partial(compiled_graph, settings=settings, kind=kind)
         for kind in ("fw", "bw", "inference")
     }
-    aot = aot_autograd(
-        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True, **compilers
-    )
+    aot = aot_autograd(partition_fn=_partition, keep_inference_input_mutations=True, **compilers)
     return aot(module, example_inputs)
+
+
+def _partition(joint: fx.GraphModule, *arguments: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph of both in one.
+
+    What random operators drew is kept for the backward graph also where a checkpoint would have them draw anew: they
+    would need the generator's state of the forward pass there.
+    """
+    for node in joint.graph.nodes:
+        if is_random(node):
+            for kept in (node, *(user for user in node.users if user.target is operator.getitem)):
+                if must_recompute(kept):
+                    kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, *arguments, **options)
 
 
 def compiled_graph(
@@ -83,12 +98,34 @@ def compiled_graph(
             executable = _executable(graph, settings)
             if executable is not None and kind != "bw":
                 executable.static_inputs = _static_inputs(graph)
-            return boxed(CompiledGraph(graph, executable))
+            compiled = CompiledGraph(graph, executable)
     except UnsupportedModelError as error:
         if not settings.fallback:
             raise RefusedGraphError(str(error), first_useful_frame=None) from error
         _LOG.warning("a %s graph runs in PyTorch, and is not compiled: %s", _KINDS[kind], error)
         return boxed(fx.Interpreter(module).boxed_run)
+    carries = any(given.offset is not None for given in graph.inputs)
+    return boxed(_checking(compiled, module, settings) if carries else compiled)
+
+
+def _checking(
+    compiled: CompiledGraph, module: fx.GraphModule, settings: Settings
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """``compiled``, of which calls that it refuses run in PyTorch, and the first of them warns."""
+    warned = False
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        nonlocal warned
+        if (reason := compiled.refused(arguments)) is None:
+            return compiled(arguments)
+        if not settings.fallback:
+            raise UnsupportedModelError(reason)
+        if not warned:
+            warned = True
+            _LOG.warning("a call of a graph runs in PyTorch: %s", reason)
+        return fx.Interpreter(module).boxed_run(arguments)  # type: ignore[no-any-return]  # of a graph of AOTAutograd
+
+    return run
 
 
 _KINDS = {"fw": "forward", "bw": "backward", "inference": "forward"}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from tkc.dynamo.program import Given, GraphProgram
+from tkc.dynamo.program import Given, GraphProgram, beyond_sizes
 from tkc.dynamo.static_arguments import StaticArguments
-from tkc.errors import UsageError
+from tkc.errors import OperatorError, UsageError
 from tkc.runtime.bound_inputs import BoundInputs, addresses
 from tkc.runtime.executable import Executable
 
@@ -32,8 +32,19 @@ class CompiledGraph:
         )
         self._static = None if executable is None else StaticArguments(executable)
 
+    def refused(self, arguments: Sequence[Any]) -> str | None:
+        """Why these arguments cannot be computed with, if an integer among them is too large."""
+        for _, given in self._made:
+            if given.offset is not None and not given.takes(integer := int(arguments[given.position])):
+                return beyond_sizes(integer)
+        return None
+
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        """Run the graph. Raises :class:`~tkc.UsageError` under forward-mode automatic differentiation."""
+        """Run the graph.
+
+        Raises :class:`~tkc.UsageError` under forward-mode automatic differentiation, and what an operator of PyTorch's
+        raised as it did, for a program that expects it.
+        """
         if forward_ad._current_level >= 0:
             _check_tangents(arguments)
         tensors = [arguments[position] for position in self._positions]
@@ -46,7 +57,13 @@ class CompiledGraph:
         if self.executable is not None and self._static is not None:
             with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
                 bound = self._static.bound(tensors)
-                computed = self.executable.call_flat(tensors, bound)
+                try:
+                    computed = self.executable.call_flat(tensors, bound)
+                except OperatorError as error:
+                    if (raised := error.__cause__) is None:
+                        raise
+                    raised.add_note(str(error))
+                    raise raised from None
         return list(self._tail.run(*self._own(computed, tensors, bound), *passed))
 
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import sympy
 import torch
 
 
@@ -26,9 +27,12 @@ class Layout:
 
 
 def layout_of(value: torch.Tensor) -> Layout | None:
-    """The layout of a (fake) tensor; ``None`` if it is contiguous, or of sizes that only data decides."""
+    """The layout of a (fake) tensor; ``None`` if it is contiguous, or has no elements."""
     shape, strides = [size_hint(size) for size in value.shape], [size_hint(stride) for stride in value.stride()]
-    if None in shape or None in strides or 0 in shape:
+    if None in shape or None in strides:
+        # What data decides is taken for large: how the axes follow each other in memory does not depend on it.
+        shape, strides = [_large(size) for size in value.shape], [_large(stride) for stride in value.stride()]
+    if 0 in shape:
         return None
     # With symbolic sizes an axis of one element is one at other sizes, too: dynamo makes sizes of one known.
     expanded = frozenset(axis for axis, size in enumerate(shape) if size != 1 and strides[axis] == 0)
@@ -39,6 +43,11 @@ def layout_of(value: torch.Tensor) -> Layout | None:
     places = iter(ordered)
     order = tuple(next(places) if axis in matter else axis for axis in range(len(shape)))
     return Layout(order, expanded)
+
+
+def in_order(value: torch.Tensor) -> Layout:
+    """The layout of a contiguous tensor, for one that has to be copied."""
+    return Layout(tuple(range(value.dim())), frozenset())
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
@@ -57,6 +66,17 @@ def size_hint(size: int | torch.SymInt) -> int | None:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else None
     return size
+
+
+def _large(size: int | torch.SymInt) -> int:
+    """A size in which all symbols are one large number."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    expression = size.node.expr
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, sympy.Integer(_LARGE))))
+
+
+_LARGE = 2**20
 
 
 def _permuted(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

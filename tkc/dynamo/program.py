@@ -17,6 +17,8 @@ import sympy
 import torch
 from torch import fx
 from torch._export.verifier import Verifier
+from torch._higher_order_ops.passes.inline_invoke_subgraph import inline_invoke_subgraph
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -36,7 +38,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.dynamo.attention import restore_attention
-from tkc.dynamo.layout import Layout, layout_of
+from tkc.dynamo.layout import Layout, in_order, layout_of, size_hint
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.dynamo.updates import take_updates
 from tkc.errors import UnsupportedModelError
@@ -57,6 +59,10 @@ class Given:
     offset: int | None = None
     sign: int = 1
     moved: bool = False
+
+    def takes(self, integer: int) -> bool:
+        """Whether the integer, where there is an offset, is within the sizes that a tensor may have."""
+        return self.offset is None or 0 <= self.sign * integer + self.offset <= torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,12 @@ def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProg
     """
     device = _device(module.graph)
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    # The regions of torch.compiler.nested_compile_region, which would be traced alike.
+    inline_invoke_subgraph(module)
     _compute_on(module.graph, device)
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     positions = {node: position for position, node in enumerate(placeholders)}
+    _forget_order(module.graph)
     _convert_by_aten(module.graph)
     restore_attention(module.graph)
     forget_blocks(module.graph)
@@ -108,7 +117,12 @@ def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProg
             module.graph.erase_node(node)
     inputs = tuple(given[node] for node in module.graph.find_nodes(op="placeholder") if node in given)
     values = [node.meta["val"] for node in tail.computed]
-    layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
+    layouts = tuple(
+        layout_of(node.meta["val"]) or (in_order(node.meta["val"]) if _is_of(node, constants) else None)
+        if isinstance(node.meta["val"], torch.Tensor)
+        else None
+        for node in tail.computed
+    )
     places = tuple(value.device if isinstance(value, torch.Tensor) else None for value in values)
     results = [
         *(
@@ -159,6 +173,43 @@ def _compute_on(graph: fx.Graph, device: torch.device) -> None:
             node.kwargs = {**node.kwargs, "device": device}
 
 
+def _forget_order(graph: fx.Graph) -> None:
+    """Call operators that PyTorch orders by tokens by themselves: compiled code calls in the order of the graph."""
+    for node in list(graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)):
+        token, called, *arguments = node.args
+        if not isinstance(called, OpOverload):
+            continue
+        with graph.inserting_before(node):
+            plain = graph.call_function(called, tuple(arguments), node.kwargs)
+        value = node.meta["val"]
+        several = len(called._schema.returns) > 1
+        plain.meta = {**node.meta, "val": tuple(value[1:]) if several else next(iter(value[1:]), None)}
+        for user in list(node.users):
+            place = user.args[1]
+            if place == 0:
+                user.replace_all_uses_with(token)
+            elif not several:
+                user.replace_all_uses_with(plain)
+            else:
+                user.args = (plain, place - 1)
+                continue
+            graph.erase_node(user)
+        graph.erase_node(node)
+    for node in list(graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default)):
+        _check_within(graph, node)
+
+
+def _check_within(graph: fx.Graph, check: fx.Node) -> None:
+    """Have a factorization check its own errors, where ``check`` reads what it says of them."""
+    info = check.args[0]
+    factorization = info.args[0] if isinstance(info, fx.Node) and info.target is operator.getitem else None
+    if not isinstance(factorization, fx.Node) or not isinstance(factorization.target, OpOverload):
+        return
+    if any(argument.name == "check_errors" for argument in factorization.target._schema.arguments):
+        factorization.kwargs = {**factorization.kwargs, "check_errors": True}
+        graph.erase_node(check)
+
+
 def _convert_by_aten(graph: fx.Graph) -> None:
     """Convert dtypes by ATen's operator: by that of ``prims`` PyTorch computes with numbers that were Python's."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default):
@@ -184,6 +235,13 @@ def _lift_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
         node.replace_all_uses_with(placeholders[node.target])
         module.graph.erase_node(node)
     return constants
+
+
+def _is_of(node: fx.Node, constants: Collection[str]) -> bool:
+    """Whether the node copies, views or computes one of the ``constants`` alone: it may lie in its memory."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    return node.op == "placeholder" and node.name in constants
 
 
 def _over_tensors(
@@ -234,6 +292,9 @@ def _carried(graph: fx.Graph, node: fx.Node, position: int, value: torch.SymInt)
     # largest that a difference of a number and a size can be, which would be all of an offset.
     sign = -1 if bounds.upper <= 0 else 1
     offset = 0 if bounds.lower >= 0 or sign < 0 else _OFFSET
+    given, hint = Given(position, offset, sign), size_hint(value)
+    if hint is not None and not given.takes(hint):
+        raise UnsupportedModelError(beyond_sizes(hint))
     mode = _fake_mode(graph)
     with graph.inserting_before(node):
         carrier = graph.placeholder(f"{node.name}_as_size")
@@ -244,12 +305,17 @@ def _carried(graph: fx.Graph, node: fx.Node, position: int, value: torch.SymInt)
     if sign < 0:
         negated = graph.call_function(operator.neg, (size,))
         negated.meta["val"] = value
-        return carrier, Given(position, offset, sign), negated
+        return carrier, given, negated
     if not offset:
-        return carrier, Given(position, offset), size
+        return carrier, given, size
     number = graph.call_function(operator.sub, (size, offset))
     number.meta["val"] = value
-    return carrier, Given(position, offset), number
+    return carrier, given, number
+
+
+def beyond_sizes(integer: int) -> str:
+    """Why an integer that is an input is not taken."""
+    return f"the integer {integer} is an input, and beyond those that a size can stand for. Pass it as a tensor."
 
 
 def _fake_mode(graph: fx.Graph) -> FakeTensorMode:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tkc.errors import InputError
+from tkc.errors import IndexInputError, ValueInputError
 from tkc.runtime.signature import Flag
 
 _MESSAGES = {
@@ -72,7 +72,8 @@ class IndexFlags:
             if listed:
                 messages.append(message.format(which) + listed)
         if messages:
-            raise InputError("; ".join(messages))
+            kind = IndexInputError if any(flag.what == "index" for flag, _ in found) else ValueInputError
+            raise kind("; ".join(messages))
 
 
 class _Counts:

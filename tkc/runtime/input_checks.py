@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from tkc.errors import InputError
+from tkc.errors import IndexInputError, InputError
 from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
@@ -306,7 +306,7 @@ class _IndexCheck:
             return
         bad = high if high >= size else low
         place = [int(axis) for axis in (tensor == bad).nonzero()[0]]
-        raise InputError(
+        raise IndexInputError(
             f"input '{self.bound.input}' holds the index {bad} at {place}, expected {lowest} to {size - 1}: "
             f"{self.bound.source} indexes an axis of {size} with it"
         )

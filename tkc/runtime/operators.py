@@ -85,7 +85,7 @@ def run_on(device: torch.device, packed: Packed | None, function: Callable[..., 
             return function(*arguments)
     except Exception:
         if running.error is not None:
-            raise running.error from None
+            raise running.error from running.error.__cause__  # and not from what the generated code made of it
         raise
     finally:
         (running.device, running.packed), running.error = earlier, None
