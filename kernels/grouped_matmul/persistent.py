@@ -193,8 +193,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
 def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref) -> None:
     """Producer: every tile's slices of the weights and of the rows, which threads gather or TMA loads.
 
-    ``place [3]`` is the tile's group, its row and its column there, ``source [copies]`` the rows that a thread copies from,
-    ``slices`` how many the tile has, and ``done`` those of the tiles before: zero at first.
+    ``place [3]`` is the tile's group, its row and its column there, ``source [copies]`` the rows that a thread copies
+    from, ``slices`` how many the tile has, and ``done`` those of the tiles before: zero at first.
     """
     s, p, c = k.shape, k.shape.p, k.shape.c
     thread = T.get_thread_binding()

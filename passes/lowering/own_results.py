@@ -1,13 +1,15 @@
-"""Gives what branches and loop bodies return, and what a model returns of constants, memory of its own."""
+"""Gives what branches and loop bodies return, and what a model returns as a copy, memory of its own."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 
-from tkc.contracts import CONTROL_FLOW, GLOBAL_SYMBOL, MAIN
+from tkc.contracts import CONTROL_FLOW, GIVEN_MEMORY, GLOBAL_SYMBOL, MAIN, RESULT_MEMORY, UPDATES
 from tkc.passes.graph.copies import copy_of
 from tkc.passes.graph.memory import named
 
@@ -21,9 +23,9 @@ class OwnResults:
     what was handed over, and updates in place write into it. A tensor that a function writes into in place is the
     exception: the state of a loop that it is stays where it is.
 
-    Of the model's own results those are copied that lie in memory of a constant, such as ``torch.arange(3)`` is: who
-    calls the model may write into them, and the next call has to return the constant again. A weight that a model
-    returns is itself, as in PyTorch.
+    Of the model's own results those are copied that are tensors of their own by the model (:data:`RESULT_MEMORY`), as
+    ``x.clone()`` is, and lie in the memory of an argument, a weight, a constant or another result: who calls the model
+    may write into them. A weight that a model returns is itself, as in PyTorch.
 
     Runs when operators have become functions, which alone compute: all else only names memory. Branches and bodies of
     what nothing reads are gone then, and go.
@@ -42,7 +44,7 @@ class OwnResults:
         kept = {name: function for name, function in module.functions_items() if name.name_hint not in unread}
         builder = relax.BlockBuilder(IRModule(kept, attrs=module.attrs, global_infos=module.global_infos))
         for name in called:
-            change = _with_own_constants if name.name_hint == MAIN else _with_own_results
+            change = _with_own_memory if name.name_hint == MAIN else _with_own_results
             changed = change(builder, module[name])
             if len(functions) == 1 and changed.same_as(module[name]):
                 return module
@@ -68,30 +70,54 @@ def _called(module: IRModule, functions: dict[str, GlobalVar]) -> dict[GlobalVar
     return found
 
 
-def _with_own_constants(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
-    blocks = function.body.blocks
+def _with_own_memory(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
+    """``function``, the model's, of which each result lies in memory that the model says, or of its own."""
+    blocks, returned = list(function.body.blocks), function.body.body
     values = _values(function)
-    end = blocks[-1].bindings[-1] if blocks and blocks[-1].bindings else None
-    if end is None or not isinstance(end, relax.VarBinding):
+    block, bindings = relax.BindingBlock([]), []
+    bound = isinstance(values.get(returned), relax.Tuple) and blocks[-1].bindings[-1].var.same_as(returned)
+    if bound:  # its fields may be variables that only this block has
+        block = blocks.pop()
+        bindings = list(block.bindings[:-1])
+    whole = values[returned] if bound else returned
+    results = list(whole.fields) if isinstance(whole, relax.Tuple) else [whole]
+    copied = _to_copy(function, results, values)
+    if not copied:
         return function
-    are_several = isinstance(end.value, relax.Tuple)
-    made: dict[relax.Expr, relax.VarBinding] = {}
+    for nth in copied:
+        bindings.append(relax.VarBinding(_new(block, results[nth]), copy_of(builder, results[nth])))
+        results[nth] = bindings[-1].var
+    whole = relax.Tuple(results) if isinstance(whole, relax.Tuple) else results[0]
+    if bound:
+        bindings.append(relax.VarBinding(returned, whole))
+        whole = returned
+    body = relax.SeqExpr([*blocks, type(block)(bindings)], whole)
+    return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
 
-    def own(result: relax.Expr) -> relax.Expr:
-        if not isinstance(_memory(result, values), relax.Constant):
-            return result
-        if result not in made:
-            made[result] = relax.VarBinding(_new(blocks[-1], result), copy_of(builder, result))
-        return made[result].var
 
-    if are_several:
-        value: relax.Expr = relax.Tuple([own(field) for field in end.value.fields])
-        bindings = [*blocks[-1].bindings[:-1], *made.values(), relax.VarBinding(end.var, value)]
-    elif isinstance(_memory(end.var, values), relax.Constant):
-        constant = _new(blocks[-1], end.var)
-        made[constant] = relax.VarBinding(end.var, copy_of(builder, constant))
-        bindings = [*blocks[-1].bindings[:-1], relax.VarBinding(constant, end.value), made[constant]]
-    return _ending(function, bindings) if made else function
+def _to_copy(
+    function: relax.Function, results: Sequence[relax.Expr], values: Mapping[relax.Var, relax.Expr]
+) -> list[int]:
+    """Which of the model's ``results`` lie in memory that is not theirs by :data:`RESULT_MEMORY`."""
+    attributes = function.attrs or {}
+    names = attributes.get(RESULT_MEMORY, [None] * len(results))
+    updates = len(results) - len(attributes.get(UPDATES, ()))  # from there on they are
+    owners = {_memory(result, values): names[nth] for nth, result in enumerate(results) if nth >= updates}
+    found = []
+    for nth, result in enumerate(results[:updates]):
+        if not isinstance(result.struct_info, relax.TensorStructInfo):
+            continue
+        memory, name = _memory(result, values), names[nth]
+        if isinstance(memory, relax.Constant):
+            shared = False
+        elif memory not in values:
+            shared = name == GIVEN_MEMORY
+        else:
+            shared = memory not in owners or (name is not None and owners[memory] == name)
+            owners.setdefault(memory, name)
+        if not shared:
+            found.append(nth)
+    return found
 
 
 def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
@@ -115,7 +141,9 @@ def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> 
         results.append(result)
     if not copies:
         return function
-    return _ending(function, [*last.bindings[:-1], *copies, relax.VarBinding(end.var, relax.Tuple(results))])
+    block = type(last)([*last.bindings[:-1], *copies, relax.VarBinding(end.var, relax.Tuple(results))])
+    body = relax.SeqExpr([*function.body.blocks[:-1], block], function.body.body)
+    return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
 
 
 def _values(function: relax.Function) -> dict[relax.Var, relax.Expr]:
@@ -133,14 +161,7 @@ def _new(block: relax.BindingBlock, value: relax.Expr) -> relax.Var:
     return variable("copy", value.struct_info)
 
 
-def _ending(function: relax.Function, bindings: list[relax.Binding]) -> relax.Function:
-    """``function`` with these ``bindings`` in its last block."""
-    blocks = function.body.blocks
-    body = relax.SeqExpr([*blocks[:-1], type(blocks[-1])(bindings)], function.body.body)
-    return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
-
-
-def _memory(value: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
+def _memory(value: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
     """The variable that computed what ``value`` names or views; a parameter, or a constant, is itself."""
     while isinstance(value, relax.Var) and value in values:
         source = values[value]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from tvm import relax, tirx
 
-from tkc.contracts import ANY_OF_EQUAL, MAIN, NUM_INPUT, READ_STATE, UPDATES
+from tkc.contracts import ANY_OF_EQUAL, MAIN, NUM_INPUT, READ_STATE, RESULT_MEMORY, UPDATES
 from tkc.errors import UsageError
 from tkc.frontend.identifiers import identifier, identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
@@ -29,13 +29,17 @@ from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.guards import Guards
 from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.refusals import Refusals
+from tkc.frontend.torch.result_memory import result_memory
 from tkc.frontend.torch.signature import exported_signature, program_dimensions, program_inputs
 from tkc.frontend.torch.simplification import simplified
 from tkc.frontend.torch.small_sizes import where_formulas_hold
-from tkc.frontend.torch.translation import translated
+from tkc.frontend.torch.translation import result_names, translated
 from tkc.frontend.torch.unread_numbers import with_unread_numbers
 from tkc.frontend.torch.weights import held_weights, program_weights
 from tkc.runtime.signature import TensorSpec
+
+_COUNTS = "counts of bad indices"
+"""Their name in :data:`RESULT_MEMORY`: no node's."""
 
 
 def import_torch(
@@ -170,7 +174,10 @@ def _imported(
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
     module = builder.finalize()
-    module[MAIN] = module[MAIN].with_attrs({NUM_INPUT: len(inputs), ANY_OF_EQUAL: True})
+    returned, new = result_names(program, signature.outputs)
+    memory = result_memory(program.graph, [*returned, *new])
+    memory[len(returned) : len(returned)] = [] if counts is None else [_COUNTS]
+    module[MAIN] = module[MAIN].with_attrs({NUM_INPUT: len(inputs), ANY_OF_EQUAL: True, RESULT_MEMORY: memory})
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
     signature = replace(signature, conditions=(*signature.conditions, *uses.size_conditions()))

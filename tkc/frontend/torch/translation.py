@@ -44,16 +44,22 @@ def translated(
             emitter.bind(node, bound[node.name])
     _translate_graph(emitter, calls, program.graph)
     values = {node.name: value for node, value in emitter.env.items()}
-    changes = program_updates(program)
-    updated = [*changes.inputs.values(), *changes.state.values()]
+    names, updated = result_names(program, outputs)
     returned = [
         values[spec.name] if spec.shape or "complex" in spec.dtype else emitter.tensor(values[spec.name], spec.dtype)
         for spec in outputs
-        if spec.name not in updated
+        if spec.name in names
     ]
     new = [values[name] for name in updated]
     checked = calls.sizes.checked([*returned, *new])
     return checked[: len(returned)], checked[len(returned) :]
+
+
+def result_names(program: ExportedProgram, outputs: Sequence[TensorSpec]) -> tuple[list[str], list[str]]:
+    """The nodes of what the program returns and does not update, and of the new values of what it updates."""
+    changes = program_updates(program)
+    updated = [*changes.inputs.values(), *changes.state.values()]
+    return [spec.name for spec in outputs if spec.name not in updated], updated
 
 
 def _translate_graph(emitter: Emitter, calls: OperatorCalls, graph: fx.Graph) -> None:
