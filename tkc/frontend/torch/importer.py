@@ -23,6 +23,7 @@ from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.converters.emitter import Emitter
 from tkc.frontend.torch.converters.symbols import Symbols
 from tkc.frontend.torch.dimensions import DimensionNames, Dimensions, dimension_names, names_in_program, renamed
+from tkc.frontend.torch.draws_in_place import with_draws_by_index, with_draws_in_memory
 from tkc.frontend.torch.equal_sizes import equal_sizes_of
 from tkc.frontend.torch.exporting import exported, of_their_own
 from tkc.frontend.torch.files import load_program
@@ -92,8 +93,9 @@ def import_torch(
     with equal_sizes_of(program):
         guards = Guards.of(program)
         options = _Options(checked_in_graph, fallback, read_state, exchangeable)
-        drawn = with_unread_numbers(program) if fallback else program
+        drawn = with_unread_numbers(with_draws_by_index(program)) if fallback else program
         simple = simplified(drawn, fallback=fallback, library=library)
+        simple = with_draws_in_memory(simple) if fallback else simple
         return _import(simple, names, guards, options, program.state_dict)
 
 
