@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from tkc.frontend.torch.memory_order import memory_order
@@ -29,12 +30,12 @@ def with_draws_by_index(program: ExportedProgram) -> ExportedProgram:
         return program
     module = copied(program.graph_module)
     out_of_place = [
-        node for node in _unordered(module.graph) if program.dialect == _AS_WRITTEN or not _is_new(node.args[0])
+        node for node in _unordered(module.graph) if program.dialect == _AS_WRITTEN or not _is_new(_operand(node))
     ]
     if not out_of_place:
         return program
     for node in out_of_place:
-        operand = node.args[0]
+        operand = _operand(node)
         with module.graph.inserting_before(node):
             contiguous = module.graph.call_function(torch.ops.aten.contiguous.default, (operand,))
         contiguous.meta = {**operand.meta, "val": operand.meta["val"].contiguous()}
@@ -49,16 +50,22 @@ def with_draws_in_memory(program: ExportedProgram) -> ExportedProgram:
     module = copied(program.graph_module)
     for node in _unordered(module.graph):
         node.target = torch.ops.tkc.bernoulli.default
-        node.meta["val"] = torch.empty_like(node.args[0].meta["val"])
+        node.meta["val"] = torch.empty_like(_operand(node).meta["val"])
     return program_of(program, module, program.graph_signature)
 
 
 def _unordered(graph: fx.Graph) -> list[fx.Node]:
     """The draws whose operand does not lie in the order of its axes."""
     drawn = graph.find_nodes(op="call_function", target=_DRAWS)
-    return [node for node in drawn if memory_order(node.args[0].meta["val"]) is not None]
+    return [node for node in drawn if memory_order(_operand(node).meta["val"]) is not None]
+
+
+def _operand(draw: fx.Node) -> fx.Node:
+    operand = draw.args[0]
+    assert isinstance(operand, fx.Node)
+    return operand
 
 
 def _is_new(operand: fx.Node) -> bool:
     """Whether ``operand`` is memory that has been allocated, and holds nothing that was computed."""
-    return operand.op == "call_function" and operand.target.__name__.partition(".")[0].startswith(_ALLOCATES)
+    return isinstance(operand.target, OpOverload) and operand.target.__name__.startswith(_ALLOCATES)
