@@ -33,13 +33,13 @@ ANY_OF_EQUAL: Final = "tkc.any_of_equal"
 as ONNX asks."""
 
 RESULT_MEMORY: Final = "tkc.result_memory"
-"""Of the main function: for each of its results, new values of what it updates among them, a name of the memory that it
-lies in, :data:`GIVEN_MEMORY` for that of an argument or a weight. Results of one name may share it. All others, and all
-where there is no such attribute, are tensors of their own (``passes/lowering/own_results.py``). The PyTorch frontend
-writes it."""
+"""Of the main function: for each of its results, new values of what it updates among them, a number for the memory
+that it lies in, :data:`GIVEN_MEMORY` for that of an argument or a weight. Results of one number may share it. All
+others, and all where there is no such attribute, are tensors of their own (``passes/lowering/own_results.py``). The
+PyTorch frontend writes it."""
 
-GIVEN_MEMORY: Final = ""
-"""A name in :data:`RESULT_MEMORY`."""
+GIVEN_MEMORY: Final = -1
+"""A number in :data:`RESULT_MEMORY`."""
 
 READ_STATE: Final = "tkc.read_state"
 """Of a graph function: the names of parameters that it only reads, and other entries of a program update."""

@@ -100,21 +100,22 @@ def _to_copy(
 ) -> list[int]:
     """Which of the model's ``results`` lie in memory that is not theirs by :data:`RESULT_MEMORY`."""
     attributes = function.attrs or {}
-    names = attributes.get(RESULT_MEMORY, [None] * len(results))
+    given = attributes.get(RESULT_MEMORY)
+    numbers = [None] * len(results) if given is None else [int(each) for each in given]
     updates = len(results) - len(attributes.get(UPDATES, ()))  # from there on they are
-    owners = {_memory(result, values): names[nth] for nth, result in enumerate(results) if nth >= updates}
+    owners = {_memory(result, values): numbers[nth] for nth, result in enumerate(results) if nth >= updates}
     found = []
     for nth, result in enumerate(results[:updates]):
         if not isinstance(result.struct_info, relax.TensorStructInfo):
             continue
-        memory, name = _memory(result, values), names[nth]
+        memory, number = _memory(result, values), numbers[nth]
         if isinstance(memory, relax.Constant):
             shared = False
         elif memory not in values:
-            shared = name == GIVEN_MEMORY
+            shared = number == GIVEN_MEMORY
         else:
-            shared = memory not in owners or (name is not None and owners[memory] == name)
-            owners.setdefault(memory, name)
+            shared = memory not in owners or (number is not None and owners[memory] == number)
+            owners.setdefault(memory, number)
         if not shared:
             found.append(nth)
     return found

@@ -39,9 +39,6 @@ from tkc.frontend.torch.unread_numbers import with_unread_numbers
 from tkc.frontend.torch.weights import held_weights, program_weights
 from tkc.runtime.signature import TensorSpec
 
-_COUNTS = "counts of bad indices"
-"""Their name in :data:`RESULT_MEMORY`: no node's."""
-
 
 def import_torch(
     model: nn.Module | ExportedProgram | str | PathLike[str],
@@ -178,7 +175,7 @@ def _imported(
     module = builder.finalize()
     returned, new = result_names(program, signature.outputs)
     memory = result_memory(program.graph, [*returned, *new])
-    memory[len(returned) : len(returned)] = [] if counts is None else [_COUNTS]
+    memory[len(returned) : len(returned)] = [] if counts is None else [max(memory, default=0) + 1]
     module[MAIN] = module[MAIN].with_attrs({NUM_INPUT: len(inputs), ANY_OF_EQUAL: True, RESULT_MEMORY: memory})
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))

@@ -12,16 +12,20 @@ from torch._ops import OpOverload
 from tkc.contracts import GIVEN_MEMORY
 
 
-def result_memory(graph: fx.Graph, results: Iterable[str]) -> list[str]:
-    """For each result, a node's name, the node that made its memory.
+def result_memory(graph: fx.Graph, results: Iterable[str]) -> list[int]:
+    """For each result, a node's name, the number of its memory.
 
     It is :data:`GIVEN_MEMORY` for an argument, a weight, or a view of one. A view of another result lies in that one's
     memory. The fake tensors of the graph tell where an operator returns a view or a copy, as it comes (``to``,
     ``reshape``).
     """
     nodes = {node.name: node for node in graph.nodes}
+    numbers: dict[fx.Node, int] = {}
     made = [_maker(nodes[name]) for name in results]
-    return [GIVEN_MEMORY if node.op in ("placeholder", "get_attr") else node.name for node in made]
+    return [
+        GIVEN_MEMORY if node.op in ("placeholder", "get_attr") else numbers.setdefault(node, len(numbers))
+        for node in made
+    ]
 
 
 def _maker(node: fx.Node) -> fx.Node:
