@@ -217,6 +217,7 @@ class Called(torch.nn.Module):
         return torch.linalg.eigvals(x).abs() + torch.linalg.inv(x) + torch.linalg.det(x) + torch.linalg.cholesky(x)
 
 
+@pytest.mark.daily(1)
 def test_what_pytorch_computes_is_in_the_verdict_and_the_artifact(tmp_path: Path) -> None:
     """In one line, also where the output is no terminal; ``inspect`` lists the operators, and brackets in names."""
     path, output = tmp_path / "called.pt2", tmp_path / "[n, 4].tkc"

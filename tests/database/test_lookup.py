@@ -124,6 +124,7 @@ def test_an_index_made_in_steps_is_the_one_made_at_once(tmp_path: Path) -> None:
     assert "a late one" in {entry.device for entry in in_steps[0]}
 
 
+@pytest.mark.daily(1)
 def test_agrees_with_a_search_through_everything(tmp_path: Path) -> None:
     """For functions in random order with random times, the best of those that are the same."""
     generator = random.Random(0)

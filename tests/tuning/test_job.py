@@ -109,6 +109,7 @@ def test_a_failed_candidate_is_recorded_and_costs_its_trial(cpu: tvm.target.Targ
     assert list(map(float, records.all()[1].run_secs)) == [FAILED_SECONDS]
 
 
+@pytest.mark.daily(1)
 def test_resuming_counts_what_was_spent(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """A budget that is spent already measures nothing."""
     records = RecordsInMemory()
