@@ -74,28 +74,32 @@ def _with_own_memory(builder: relax.BlockBuilder, function: relax.Function) -> r
     """``function``, the model's, of which each result lies in memory that the model says, or of its own."""
     blocks, returned = list(function.body.blocks), function.body.body
     values = _values(function)
-    block, bindings = relax.BindingBlock([]), []
-    bound = isinstance(values.get(returned), relax.Tuple) and blocks[-1].bindings[-1].var.same_as(returned)
-    if bound:  # its fields may be variables that only this block has
-        block = blocks.pop()
-        bindings = list(block.bindings[:-1])
-    whole = values[returned] if bound else returned
+    whole = values[returned] if isinstance(values.get(returned), relax.Tuple) else returned
     results = list(whole.fields) if isinstance(whole, relax.Tuple) else [whole]
-    copied = _to_copy(function, results, values)
-    if not copied:
+    shared = _shared_wrongly(function, results, values)
+    if not shared:
         return function
-    for nth in copied:
-        bindings.append(relax.VarBinding(_new(block, results[nth]), copy_of(builder, results[nth])))
-        results[nth] = bindings[-1].var
-    whole = relax.Tuple(results) if isinstance(whole, relax.Tuple) else results[0]
-    if bound:
-        bindings.append(relax.VarBinding(returned, whole))
-        whole = returned
-    body = relax.SeqExpr([*blocks, type(block)(bindings)], whole)
+    # Where the tuple is a binding, its fields may be variables that only its block has.
+    block = relax.BindingBlock([])
+    if whole is not returned:
+        block = next(each for each in blocks if any(binding.var.same_as(returned) for binding in each.bindings))
+    copies = {nth: relax.VarBinding(_new(block, results[nth]), copy_of(builder, results[nth])) for nth in shared}
+    results = [copies[nth].var if nth in copies else result for nth, result in enumerate(results)]
+    own = relax.Tuple(results) if isinstance(whole, relax.Tuple) else results[0]
+    if whole is returned:
+        blocks.append(relax.BindingBlock(list(copies.values())))
+        returned = own
+    else:
+        bindings: list[relax.Binding] = []
+        for each in block.bindings:
+            ends = each.var.same_as(returned)
+            bindings += [*copies.values(), relax.VarBinding(returned, own)] if ends else [each]
+        blocks[blocks.index(block)] = type(block)(bindings)
+    body = relax.SeqExpr(blocks, returned)
     return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
 
 
-def _to_copy(
+def _shared_wrongly(
     function: relax.Function, results: Sequence[relax.Expr], values: Mapping[relax.Var, relax.Expr]
 ) -> list[int]:
     """Which of the model's ``results`` lie in memory that is not theirs by :data:`RESULT_MEMORY`."""

@@ -78,10 +78,9 @@ def test_copies_are_copies(case: str) -> None:
             theirs, ours = storages([mine, *expected]), storages([given, *found])
             for i, first in enumerate(ours):
                 assert all(theirs[i] == theirs[j] for j in range(i) if ours[j] == first), f"{case}: result {i - 1}"
-            kept = [memory in theirs[:1] or bool(set(storages([*model.parameters(), *model.buffers()])) & {memory})
-                    for memory in theirs[1:]]  # fmt: skip
-            for shared, result in zip(kept, found, strict=True):
-                if not shared:
+            held = {theirs[0], *storages([*model.parameters(), *model.buffers()])}
+            for memory, result in zip(theirs[1:], found, strict=True):
+                if memory not in held:
                     result.fill_(0)
             assert torch.equal(given, mine)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sympy
 import torch
+
+from tkc.frontend.torch.memory_order import at_one_size
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Layout:
 
 def layout_of(value: torch.Tensor) -> Layout | None:
     """The layout of a (fake) tensor; ``None`` if it is contiguous, or has no elements."""
-    shape, strides = [size_hint(size) for size in value.shape], [size_hint(stride) for stride in value.stride()]
+    shape: Sequence[int | None] = [size_hint(size) for size in value.shape]
+    strides: Sequence[int | None] = [size_hint(stride) for stride in value.stride()]
     if None in shape or None in strides:
         # What data decides is taken for large: how the axes follow each other in memory does not depend on it.
-        shape, strides = [_large(size) for size in value.shape], [_large(stride) for stride in value.stride()]
+        shape, strides = at_one_size(value.shape), at_one_size(value.stride())
     if 0 in shape:
         return None
     # With symbolic sizes an axis of one element is one at other sizes, too: dynamo makes sizes of one known.
@@ -43,11 +46,6 @@ def layout_of(value: torch.Tensor) -> Layout | None:
     places = iter(ordered)
     order = tuple(next(places) if axis in matter else axis for axis in range(len(shape)))
     return Layout(order, expanded)
-
-
-def in_order(value: torch.Tensor) -> Layout:
-    """The layout of a contiguous tensor, for one that has to be copied."""
-    return Layout(tuple(range(value.dim())), frozenset())
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
@@ -66,17 +64,6 @@ def size_hint(size: int | torch.SymInt) -> int | None:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else None
     return size
-
-
-def _large(size: int | torch.SymInt) -> int:
-    """A size in which all symbols are one large number."""
-    if not isinstance(size, torch.SymInt):
-        return size
-    expression = size.node.expr
-    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, sympy.Integer(_LARGE))))
-
-
-_LARGE = 2**20
 
 
 def _permuted(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

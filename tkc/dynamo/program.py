@@ -38,7 +38,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.dynamo.attention import restore_attention
-from tkc.dynamo.layout import Layout, in_order, layout_of, size_hint
+from tkc.dynamo.layout import Layout, layout_of, size_hint
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.dynamo.updates import take_updates
 from tkc.errors import UnsupportedModelError
@@ -117,12 +117,7 @@ def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProg
             module.graph.erase_node(node)
     inputs = tuple(given[node] for node in module.graph.find_nodes(op="placeholder") if node in given)
     values = [node.meta["val"] for node in tail.computed]
-    layouts = tuple(
-        layout_of(node.meta["val"]) or (in_order(node.meta["val"]) if _is_of(node, constants) else None)
-        if isinstance(node.meta["val"], torch.Tensor)
-        else None
-        for node in tail.computed
-    )
+    layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
     places = tuple(value.device if isinstance(value, torch.Tensor) else None for value in values)
     results = [
         *(
@@ -235,13 +230,6 @@ def _lift_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
         node.replace_all_uses_with(placeholders[node.target])
         module.graph.erase_node(node)
     return constants
-
-
-def _is_of(node: fx.Node, constants: Collection[str]) -> bool:
-    """Whether the node copies, views or computes one of the ``constants`` alone: it may lie in its memory."""
-    while node.op == "call_function" and len(node.all_input_nodes) == 1:
-        (node,) = node.all_input_nodes
-    return node.op == "placeholder" and node.name in constants
 
 
 def _over_tensors(

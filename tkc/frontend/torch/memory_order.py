@@ -30,14 +30,14 @@ def memory_order(tensor: torch.Tensor) -> list[int] | None:
 
     Of one that is not dense, as a slice or what is broadcast, those of a dense tensor like it.
     """
-    sizes, strides = _numbers(tensor.shape), _numbers(tensor.stride())
+    sizes, strides = at_one_size(tensor.shape), at_one_size(tensor.stride())
     dense = torch.empty_like(torch.empty_strided(sizes, strides, device="meta")).stride()
     axes = [axis for axis, size in enumerate(sizes) if size != 1]
     order = sorted(axes, key=lambda axis: -dense[axis])
     return None if order == axes else [*order, *(axis for axis, size in enumerate(sizes) if size == 1)]
 
 
-def _numbers(given: Sequence[int | torch.SymInt]) -> list[int]:
+def at_one_size(given: Sequence[int | torch.SymInt]) -> list[int]:
     """Sizes or strides, at one value of every symbol in them, also of those that data decides."""
     return [_number(each.node.expr) if isinstance(each, torch.SymInt) else each for each in given]
 
